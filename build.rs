@@ -1,0 +1,13 @@
+//! Links libpython so that the program finds it at run time, and remembers which interpreter it was built for.
+
+fn main() {
+    pyo3_build_config::use_pyo3_cfgs();
+    pyo3_build_config::add_libpython_rpath_link_args();
+    pyo3_build_config::add_python_framework_link_args();
+    let config = pyo3_build_config::get();
+    println!(
+        "cargo:rustc-env=ANEBAKE_BUILD_PYTHON={}",
+        config.executable().unwrap_or("")
+    );
+    println!("cargo:rerun-if-env-changed=PYO3_PYTHON");
+}
