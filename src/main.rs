@@ -1,1 +1,23 @@
-fn main() {}
+//! The program: parse, run, print the error chain, exit.
+
+use std::process::ExitCode;
+
+use anebake::cli::Cli;
+use anebake::ui::Ui;
+use anebake::{commands, error};
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let ui = match Ui::new(&cli.global) {
+        Ok(ui) => ui,
+        Err(error) => return Ui::report_without(&error),
+    };
+    match commands::run(&cli, &ui) {
+        Ok(code) => code,
+        Err(error) => {
+            ui.report(&error);
+            ExitCode::from(error::status(&error) as u8)
+        }
+    }
+}

@@ -1,1 +1,117 @@
-//! commands
+//! One file for each subcommand: adjust options, call the library, show what it returned. No algorithms.
+
+mod cache;
+mod completions;
+mod convert;
+mod diff;
+mod doctor;
+mod explain;
+mod inspect;
+mod plan;
+mod recipe;
+mod verify;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::bake::pipeline::{Bake, Outcome};
+use crate::bake::plan::{Engine, Plan, choose_blocks, model_label};
+use crate::cache::{Cache, remove_own_temporaries};
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::source::ModelSource;
+use crate::cli::{self, Cli, Command, Global, Selection};
+use crate::coremltools::Environment;
+use crate::error::{Fault, OrFault, Status};
+use crate::recipe::Recipe;
+use crate::ui::Ui;
+
+/// Runs a command.
+///
+/// # Errors
+/// Whatever stops it; [`crate::error::status`] tells the exit status.
+pub fn run(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
+    catch_interrupts()?;
+    let global = &cli.global;
+    match &cli.command {
+        Command::Convert(options) => convert::run(options, global, ui),
+        Command::Plan(options) => plan::run(options, global, ui),
+        Command::Explain(options) => explain::run(options, global, ui),
+        Command::Inspect(options) => inspect::run(options, ui),
+        Command::Diff(options) => diff::run(options, ui),
+        Command::Verify(options) => verify::run(options, global, ui),
+        Command::Doctor => doctor::run(global, ui),
+        Command::Recipe(command) => recipe::run(command, ui),
+        Command::Cache(command) => cache::run(command, global, ui),
+        Command::Completions(options) => completions::run(options, ui),
+    }
+}
+
+/// Ends the process on Ctrl-C or SIGTERM with status 130, after removing what it had half written. A thread of its own
+/// does it, so that it works while Python or a long write is busy.
+#[expect(clippy::exit, reason = "the one place where a signal ends the process")]
+fn catch_interrupts() -> Result<()> {
+    let mut signals =
+        signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
+            .or_fault(|| Fault::environment("cannot listen for Ctrl-C"))?;
+    std::thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            remove_own_temporaries();
+            crate::ui::interrupted();
+            std::process::exit(Status::Interrupted as i32);
+        }
+    });
+    Ok(())
+}
+
+/// A bake's inputs, opened.
+pub(crate) struct Opened {
+    pub recipe: Recipe,
+    pub checkpoint: Checkpoint,
+    pub environment: Environment,
+    pub cache: Cache,
+    pub label: String,
+    pub plan: Plan,
+}
+
+impl Opened {
+    /// Opens recipe, environment, checkpoint and cache, and plans the bake.
+    pub fn new(selection: &Selection, global: &Global, ui: &Ui) -> Result<Self> {
+        let engine = match selection.engine {
+            cli::Engine::Native => Engine::Native,
+            cli::Engine::Coremltools => Engine::Coremltools,
+        };
+        let recipe = Recipe::load(&selection.recipe, &selection.sets)?;
+        let environment = Environment::find(global.python.as_deref())?;
+        let source_text = selection.model.as_deref().unwrap_or(recipe.model().source.as_str());
+        let source: ModelSource = source_text.parse()?;
+        let path = source.locate(environment.site_packages(), &ui.download_progress())?;
+        let checkpoint = Checkpoint::open(&path)?;
+        let cache = Cache::open(global.cache_dir.as_deref())?;
+        let label = model_label(source_text, &path);
+        let blocks = choose_blocks(selection.only.as_deref(), checkpoint.config().layers)?;
+        let plan = Plan::new(&recipe, &checkpoint, &label, &environment, engine, &blocks)?;
+        Ok(Self { recipe, checkpoint, environment, cache, label, plan })
+    }
+
+    /// The same inputs for another engine.
+    pub fn plan_for(&self, engine: Engine) -> Result<Plan> {
+        let blocks: Vec<usize> = self.plan.blocks.iter().map(|block| block.index).collect();
+        Plan::new(&self.recipe, &self.checkpoint, &self.label, &self.environment, engine, &blocks)
+    }
+
+    /// What a run of `plan` needs.
+    pub fn bake<'a>(&'a self, plan: &'a Plan) -> Bake<'a> {
+        Bake { plan, checkpoint: &self.checkpoint, cache: &self.cache, environment: &self.environment }
+    }
+}
+
+/// Threads to use where the user does not say.
+pub(crate) fn default_jobs() -> std::num::NonZeroUsize {
+    std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN)
+}
+
+/// Bytes of all packages.
+pub(crate) fn total_size(outcomes: &[Outcome]) -> u64 {
+    outcomes.iter().map(|outcome| outcome.block.size()).sum()
+}

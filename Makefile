@@ -1,0 +1,55 @@
+# What a newcomer needs: `make bake` and `make test`. `make check` is what CI runs.
+
+PYTHON ?= python3
+ANEBAKE := target/release/anebake
+VENV_PYTHON := .venv/bin/python
+
+.PHONY: bake test check setup setup-dev build lint golden golden-check schema bench
+
+## Set up, build, and bake the sample model: 30 int8 packages in ./out.
+bake: build
+	$(ANEBAKE) convert --recipe int8-v1 --model sample --out out
+	$(ANEBAKE) inspect out/block-00.mlpackage
+
+## Set up, build, and run all tests.
+test: setup-dev cargo
+	cargo test --release
+
+## Everything that CI checks.
+check: setup-dev cargo lint golden-check test
+
+setup:
+	$(PYTHON) tools/setup.py
+
+setup-dev:
+	$(PYTHON) tools/setup.py --dev
+
+build: setup cargo
+	cargo build --release
+
+.PHONY: cargo
+cargo:
+	@command -v cargo >/dev/null || { echo "anebake: error: cargo is not installed" >&2; \
+	  echo "  hint: see https://rustup.rs" >&2; exit 3; }
+
+lint: setup-dev cargo
+	cargo fmt --check
+	cargo clippy --release --all-targets -- -D warnings
+	.venv/bin/ruff check python tools tests benches
+	.venv/bin/ruff format --check python tools tests benches
+	.venv/bin/mypy
+
+## Rewrite, or check, what the tests compare with and coremltools decides.
+golden: setup-dev
+	$(VENV_PYTHON) tests/golden/quant/make_golden.py
+
+golden-check: setup-dev
+	$(VENV_PYTHON) tests/golden/quant/make_golden.py --check
+
+## Rewrite schemas/recipe.schema.json.
+schema: setup cargo
+	UPDATE_SCHEMA=1 cargo test --release --lib recipe_schema
+
+## Measure: a full-size checkpoint, every road, one run.
+bench: build
+	$(PYTHON) benches/compare.py

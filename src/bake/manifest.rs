@@ -1,0 +1,259 @@
+//! `manifest.json`: what an output folder holds, where it came from and how it was made.
+//!
+//! Everything but `timings` is decided by the inputs; no absolute path, host or date is in it.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::pipeline::Outcome;
+use super::plan::{Plan, PlannedTensor};
+use crate::cache::Digest;
+use crate::checkpoint::Checkpoint;
+use crate::error::{Fault, OrFault};
+use crate::quant::{Granularity, GuardedGroup};
+use crate::recipe::Recipe;
+
+/// Name of the file in an output folder.
+pub const FILE_NAME: &str = "manifest.json";
+
+/// Version of the file's schema.
+pub const SCHEMA: u32 = 1;
+
+/// The whole file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BakeManifest {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Version of anebake.
+    pub anebake: String,
+    /// `native` or `coremltools`.
+    pub engine: String,
+    /// Where the weights came from.
+    pub model: ModelRecord,
+    /// The resolved recipe.
+    pub recipe: Value,
+    /// Versions of the tools that took part.
+    pub tools: Value,
+    /// The packages, in block order.
+    pub blocks: Vec<BlockRecord>,
+    /// How long it took; differs from run to run.
+    pub timings: Timings,
+}
+
+/// The source of a bake.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelRecord {
+    /// What was asked for: `sample`, `hf:…`, or the name of a folder or file.
+    pub source: String,
+    /// What the model's files say about it.
+    pub config: Value,
+    /// The checkpoint's files.
+    pub files: Vec<SourceFileRecord>,
+}
+
+/// A file of the checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceFileRecord {
+    /// File name without folders.
+    pub name: String,
+    /// Size in bytes.
+    pub size: u64,
+}
+
+/// One package.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockRecord {
+    /// Number of the block in the model.
+    pub index: usize,
+    /// Folder in the output.
+    pub path: String,
+    /// Hash of the package.
+    pub sha256: Digest,
+    /// Bytes of all its files.
+    pub size: u64,
+    /// Its key in the cache.
+    pub key: String,
+    /// Its files.
+    pub files: Vec<FileRecord>,
+    /// Its tensors.
+    pub tensors: Vec<TensorRecord>,
+}
+
+/// A file of a package.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileRecord {
+    /// Path inside the package.
+    pub path: String,
+    /// Size in bytes.
+    pub size: u64,
+    /// SHA-256.
+    pub sha256: Digest,
+}
+
+/// A tensor of a package.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorRecord {
+    /// Name in the checkpoint.
+    pub name: String,
+    /// Shape in the checkpoint.
+    pub shape: Vec<usize>,
+    /// Dtype in the checkpoint.
+    pub stored_as: String,
+    /// SHA-256 of its bytes in the checkpoint.
+    pub source_sha256: Digest,
+    /// Dtype in the package: float16, float32, int8, int4.
+    pub dtype: String,
+    /// Granularity of its scales, where it is quantized.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub granularity: Option<String>,
+    /// Elements that share a scale, where that is part of a row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<usize>,
+    /// 10 log10(signal power / error power) in dB; absent where nothing was lost or coremltools quantized.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sqnr_db: Option<f64>,
+    /// Rows or groups whose scale coremltools would have got wrong in silence.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guarded: Vec<GuardedGroup>,
+}
+
+/// Seconds, for people; not part of any comparison.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Timings {
+    /// The whole bake.
+    pub seconds: f64,
+    /// Each block: stamping or converting; 0 where it was cached.
+    pub blocks: Vec<BlockTiming>,
+}
+
+/// Seconds of one block.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockTiming {
+    /// Number of the block.
+    pub index: usize,
+    /// Whether it was in the cache.
+    pub cached: bool,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+impl BakeManifest {
+    /// The manifest of a bake.
+    ///
+    /// # Errors
+    /// A part cannot be written as JSON.
+    pub fn new(
+        plan: &Plan,
+        recipe: &Recipe,
+        checkpoint: &Checkpoint,
+        source: &str,
+        outcomes: &[Outcome],
+        seconds: f64,
+    ) -> Result<Self> {
+        let files = checkpoint.files().iter().map(|file| SourceFileRecord { name: file.name(), size: file.size() });
+        let mut blocks = Vec::with_capacity(outcomes.len());
+        for outcome in outcomes {
+            let planned = plan.blocks.iter().find(|block| block.index == outcome.index);
+            let planned = planned.with_context(|| format!("block {} was not planned", outcome.index))?;
+            let compute = plan.compute.as_str();
+            let tensors = planned.tensors.iter().zip(&outcome.digests);
+            blocks.push(BlockRecord {
+                index: outcome.index,
+                path: planned.package_name(),
+                sha256: outcome.block.package,
+                size: outcome.block.size(),
+                key: outcome.key.to_string(),
+                files: outcome
+                    .block
+                    .files
+                    .iter()
+                    .map(|file| FileRecord { path: file.path.clone(), size: file.blob.size, sha256: file.blob.sha256 })
+                    .collect(),
+                tensors: tensors.map(|(tensor, digest)| tensor_record(tensor, *digest, compute, outcome)).collect(),
+            });
+        }
+        let timing = |outcome: &Outcome| BlockTiming {
+            index: outcome.index,
+            cached: outcome.cached,
+            seconds: milliseconds(outcome.seconds),
+        };
+        Ok(Self {
+            schema: SCHEMA,
+            anebake: env!("CARGO_PKG_VERSION").to_owned(),
+            engine: plan.engine.as_str().to_owned(),
+            model: ModelRecord {
+                source: source.to_owned(),
+                config: serde_json::to_value(checkpoint.config())?,
+                files: files.collect(),
+            },
+            recipe: recipe.resolved(),
+            tools: serde_json::to_value(plan.tools())?,
+            blocks,
+            timings: Timings { seconds: milliseconds(seconds), blocks: outcomes.iter().map(timing).collect() },
+        })
+    }
+
+    /// Reads the manifest of an output folder; `None` where there is none.
+    ///
+    /// # Errors
+    /// The file cannot be read or is no manifest of this version.
+    pub fn read(out: &Path) -> Result<Option<Self>> {
+        let path = out.join(FILE_NAME);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => {
+                return Err(error).or_fault(|| Fault::input(format!("cannot read `{}`", path.display())));
+            }
+        };
+        serde_json::from_slice(&text).map(Some).or_fault(|| {
+            Fault::input(format!("`{}` is no manifest that this version of anebake reads", path.display()))
+                .with_hint("bake again into an empty folder")
+        })
+    }
+
+    /// Whether two manifests describe the same bake: all but blocks and timings.
+    pub fn same_bake(&self, other: &Self) -> bool {
+        let head = |m: &Self| (m.schema, m.anebake.clone(), m.engine.clone(), m.model.clone());
+        head(self) == head(other) && self.recipe == other.recipe && self.tools == other.tools
+    }
+
+    /// Whether two manifests are equal but for timings.
+    pub fn same_content(&self, other: &Self) -> bool {
+        self.same_bake(other) && self.blocks == other.blocks
+    }
+}
+
+fn tensor_record(planned: &PlannedTensor, digest: Digest, compute: &str, outcome: &Outcome) -> TensorRecord {
+    let report = outcome.block.tensors.iter().find(|report| report.role == planned.tensor.role);
+    let block_size = planned.scheme.and_then(|scheme| match scheme.granularity {
+        Granularity::PerBlock { block_size } => Some(block_size),
+        _ => None,
+    });
+    TensorRecord {
+        name: planned.source.name().to_owned(),
+        shape: planned.tensor.shape.clone(),
+        stored_as: planned.source.stored_dtype().to_owned(),
+        source_sha256: digest,
+        dtype: planned.scheme.map_or(compute, |scheme| scheme.dtype.as_str()).to_owned(),
+        granularity: planned.scheme.map(|scheme| scheme.granularity.as_str().to_owned()),
+        block_size,
+        sqnr_db: report.and_then(|report| report.sqnr_db),
+        guarded: report.map(|report| report.guarded.clone()).unwrap_or_default(),
+    }
+}
+
+fn milliseconds(seconds: f64) -> f64 {
+    (seconds * 1000.0).round() / 1000.0
+}

@@ -1,0 +1,195 @@
+//! Writes `weight.bin` from a layout and a block's tensors, without coremltools.
+
+use std::io::Write;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use super::layout::{Content, Layout};
+use crate::error::Fault;
+use crate::mlpackage::blob;
+use crate::quant::{self, ComputeDtype, GuardedGroup, QuantError, Scheme, Scratch, Source};
+
+/// Where a block's tensors come from.
+pub trait WeightSource {
+    /// The values of a tensor, as a matrix `[out, in]` or a vector `[1, n]`; `buffer` holds them where they are not
+    /// stored plainly.
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    fn values<'a>(&'a self, role: &str, buffer: &'a mut Vec<u8>) -> Result<Source<'a>>;
+
+    /// How a tensor is quantized; `None` leaves it a float.
+    fn scheme(&self, role: &str) -> Option<Scheme>;
+
+    /// The tensor's full name, for messages.
+    fn name(&self, role: &str) -> String;
+
+    /// Tells that the values of `role` are not needed any more.
+    fn release(&self, _role: &str) {}
+}
+
+/// What stamping found out about one tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TensorReport {
+    /// Name below `model.layers.N.`.
+    pub role: String,
+    /// 10 log10(signal power / error power) of the stored values against the source, in dB, to two decimals;
+    /// absent where nothing was lost.
+    pub sqnr_db: Option<f64>,
+    /// Rows or groups whose scale coremltools would have got wrong in silence.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guarded: Vec<GuardedGroup>,
+}
+
+/// Reused memory of one worker.
+#[derive(Default)]
+pub struct Workspace {
+    scratch: Scratch,
+    values: Vec<u8>,
+}
+
+/// Writes the whole of `weight.bin` to `writer`.
+///
+/// # Errors
+/// A tensor cannot be read or does not fit the layout; its values cannot be quantized (the tensor is named); the writer
+/// fails.
+pub fn stamp(
+    layout: &Layout,
+    statics: &[u8],
+    compute: ComputeDtype,
+    source: &dyn WeightSource,
+    workspace: &mut Workspace,
+    writer: &mut dyn Write,
+) -> Result<Vec<TensorReport>> {
+    let mut reports = Vec::new();
+    let mut scales: Option<(&str, Vec<u8>)> = None;
+    let count = u32::try_from(layout.entries.len()).context("layout has too many entries")?;
+    writer.write_all(&blob::header(count))?;
+    let mut position = blob::ALIGNMENT;
+    for layout_entry in &layout.entries {
+        let entry = layout_entry.entry()?;
+        let gap = entry.offset.checked_sub(position).filter(|&gap| gap < blob::ALIGNMENT);
+        let Some(gap) = gap else { bail!("layout leaves a hole before offset {}", entry.offset) };
+        writer.write_all(&[0; blob::ALIGNMENT as usize][..gap as usize])?;
+        writer.write_all(&entry.metadata())?;
+        let mut written = 0;
+        let mut sink = |bytes: &[u8]| -> Result<()> {
+            written += bytes.len() as u64;
+            writer.write_all(bytes)?;
+            Ok(())
+        };
+        match &layout_entry.content {
+            Content::Static { offset } => {
+                let bytes = usize::try_from(*offset)
+                    .ok()
+                    .and_then(|start| statics.get(start..start.checked_add(entry.size as usize)?))
+                    .context("layout names static bytes that the template lacks")?;
+                sink(bytes)?;
+            }
+            Content::Value { role } => {
+                let values = source.values(role, &mut workspace.values)?;
+                let report = quant::convert(&values, compute, &mut workspace.scratch, &mut sink)
+                    .map_err(|error| tensor_error(error, &source.name(role)))?;
+                reports.push(TensorReport { role: role.clone(), sqnr_db: decibels(report.sqnr_db), guarded: vec![] });
+                source.release(role);
+            }
+            Content::Data { role } => {
+                let scheme = source.scheme(role).with_context(|| format!("no scheme for `{role}`"))?;
+                let values = source.values(role, &mut workspace.values)?;
+                let done = quant::quantize(&values, &scheme, &mut workspace.scratch, &mut sink)
+                    .map_err(|error| tensor_error(error, &source.name(role)))?;
+                reports.push(TensorReport {
+                    role: role.clone(),
+                    sqnr_db: decibels(done.report.sqnr_db),
+                    guarded: done.report.guarded,
+                });
+                scales = Some((role, done.scales));
+                source.release(role);
+            }
+            Content::Scale { role } => match scales.take() {
+                Some((owner, bytes)) if owner == role => sink(&bytes)?,
+                _ => bail!("layout has the scales of `{role}` without its data right before"),
+            },
+        }
+        if written != entry.size {
+            bail!("entry at offset {} takes {} bytes, the tensor gives {written}", entry.offset, entry.size);
+        }
+        position = entry.end();
+    }
+    if position != layout.size {
+        bail!("layout ends at {position}, the template at {}", layout.size);
+    }
+    writer.flush()?;
+    Ok(reports)
+}
+
+fn decibels(value: f64) -> Option<f64> {
+    value.is_finite().then(|| (value * 100.0).round() / 100.0)
+}
+
+/// Names the tensor and says what to do about values that cannot be stored.
+fn tensor_error(error: anyhow::Error, name: &str) -> anyhow::Error {
+    let hint = match error.downcast_ref::<QuantError>() {
+        Some(QuantError::NonFinite { .. }) => "the checkpoint is damaged: fetch or save it again",
+        Some(QuantError::Overflows16 { .. }) => {
+            "values above 65504 need `--set package.compute_precision=float32` (which never runs on the Neural Engine)"
+        }
+        Some(QuantError::BlockSize { .. }) => "choose a `weights.block_size` that divides the columns of every projection",
+        _ => return error.context(format!("tensor `{name}`")),
+    };
+    let status = match error.downcast_ref::<QuantError>() {
+        Some(QuantError::BlockSize { .. }) => Fault::usage(format!("cannot quantize tensor `{name}`")),
+        _ => Fault::input(format!("cannot use tensor `{name}`")),
+    };
+    status.with_hint(hint).with_source(error).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::LayoutEntry;
+    use super::*;
+    use crate::quant::SourceDtype;
+
+    struct Ones(Vec<u8>);
+
+    impl WeightSource for Ones {
+        fn values<'a>(&'a self, _: &str, _: &'a mut Vec<u8>) -> Result<Source<'a>> {
+            Ok(Source { dtype: SourceDtype::F32, bytes: &self.0, rows: 1, cols: self.0.len() / 4 })
+        }
+        fn scheme(&self, _: &str) -> Option<Scheme> {
+            None
+        }
+        fn name(&self, role: &str) -> String {
+            format!("model.layers.7.{role}")
+        }
+    }
+
+    fn gain_layout(elements: u64) -> Layout {
+        let content = Content::Value { role: "input_layernorm.weight".to_owned() };
+        let entry = LayoutEntry { offset: 64, dtype: "fp16".to_owned(), elements, content };
+        Layout { size: 128 + 2 * elements, entries: vec![entry] }
+    }
+
+    fn values(list: &[f32]) -> Ones {
+        Ones(list.iter().flat_map(|v| v.to_le_bytes()).collect())
+    }
+
+    #[test]
+    fn a_value_that_fp16_cannot_hold_is_refused_with_the_tensor_and_a_hint() {
+        let (source, mut out) = (values(&[1.0, 70_000.0]), Vec::new());
+        let error = stamp(&gain_layout(2), &[], ComputeDtype::F16, &source, &mut Workspace::default(), &mut out);
+        let error = error.unwrap_err();
+        assert!(error.to_string().contains("`model.layers.7.input_layernorm.weight`"), "{error:#}");
+        assert_eq!(crate::error::status(&error), crate::error::Status::Input);
+        assert!(crate::error::hints(&error).next().unwrap().contains("float32"));
+    }
+
+    #[test]
+    fn a_tensor_of_another_length_than_the_layout_is_refused() {
+        let mut out = Vec::new();
+        let source = values(&[1.0, 2.0, 3.0]);
+        let error = stamp(&gain_layout(2), &[], ComputeDtype::F16, &source, &mut Workspace::default(), &mut out);
+        assert!(error.unwrap_err().to_string().contains("takes 4 bytes, the tensor gives 6"));
+    }
+}

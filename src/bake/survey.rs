@@ -1,0 +1,128 @@
+//! What a bake would do, without doing it: for `plan` and `explain`. Writes nothing.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::Result;
+use serde_json::Value;
+
+use super::pipeline::{Bake, BakedBlock};
+use super::plan::{PlannedBlock, digest_memos, tensor_digest};
+use crate::cache::{ActionKey, Change, Lookup, action_key, difference};
+use crate::quant::{ComputeDtype, Granularity, WeightDtype};
+
+/// What would become of one block.
+#[derive(Clone, Debug)]
+pub struct Surveyed {
+    /// Number of the block.
+    pub index: usize,
+    /// Its key.
+    pub key: ActionKey,
+    /// What the key is made of.
+    pub document: Value,
+    /// The package, where it is cached.
+    pub cached: Option<BakedBlock>,
+    /// Why it is not.
+    pub reason: Option<Reason>,
+    /// Bytes of the package; about, where it is not cached.
+    pub bytes: u64,
+}
+
+/// Why a block is not in the cache.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reason {
+    /// No block of this model was baked by this recipe and engine.
+    New,
+    /// It was, with other inputs.
+    Changed(Vec<Change>),
+    /// It was, with the same inputs, and is gone or damaged.
+    Gone,
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::New => f.write_str("never baked by this recipe"),
+            Self::Gone => f.write_str("removed from the cache, or damaged"),
+            Self::Changed(changes) => {
+                let shown: Vec<String> = changes.iter().take(2).map(ToString::to_string).collect();
+                write!(f, "{}", shown.join("; "))?;
+                match changes.len() {
+                    0..=2 => Ok(()),
+                    more => write!(f, "; and {} more", more - 2),
+                }
+            }
+        }
+    }
+}
+
+/// Surveys every block of the plan, with `jobs` threads for what must be digested.
+///
+/// # Errors
+/// The checkpoint or the cache cannot be read.
+pub fn survey(bake: &Bake<'_>, jobs: std::num::NonZeroUsize) -> Result<Vec<Surveyed>> {
+    let memos = digest_memos(bake.cache, bake.checkpoint);
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::new());
+    let one = |block: &PlannedBlock| -> Result<Surveyed> {
+        let digests = block.tensors.iter().map(|planned| {
+            let digest = tensor_digest(bake.checkpoint, &memos, &planned.source);
+            bake.checkpoint.release(&planned.source);
+            digest
+        });
+        let document = bake.plan.block_document(block, &digests.collect::<Result<Vec<_>>>()?);
+        let key = action_key(&document);
+        let cached = match bake.cache.lookup_only::<BakedBlock>(&key)? {
+            Lookup::Hit(baked) => Some(baked),
+            Lookup::Miss | Lookup::Damaged => None,
+        };
+        let reason = match (&cached, bake.cache.last_document(&bake.plan.subject(block))?) {
+            (Some(_), _) => None,
+            (None, None) => Some(Reason::New),
+            (None, Some(last)) => match difference(&last, &document) {
+                changes if changes.is_empty() => Some(Reason::Gone),
+                changes => Some(Reason::Changed(changes)),
+            },
+        };
+        let bytes = cached.as_ref().map_or_else(|| estimate(bake, block), BakedBlock::size);
+        Ok(Surveyed { index: block.index, key, document, cached, reason, bytes })
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.get() {
+            scope.spawn(|| {
+                while let Some(block) = bake.plan.blocks.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    let result = one(block);
+                    results.lock().unwrap_or_else(PoisonError::into_inner).push(result);
+                }
+            });
+        }
+    });
+    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut list = results.into_iter().collect::<Result<Vec<_>>>()?;
+    list.sort_by_key(|surveyed| surveyed.index);
+    Ok(list)
+}
+
+/// Bytes of a package that is not made yet: its weights; tables and program come on top (under 1 % at full size).
+fn estimate(bake: &Bake<'_>, block: &PlannedBlock) -> u64 {
+    let float = match bake.plan.compute {
+        ComputeDtype::F16 => 2,
+        ComputeDtype::F32 => 4,
+    };
+    let sizes = block.tensors.iter().map(|planned| {
+        let (rows, cols) = planned.matrix();
+        let elements = (rows * cols) as u64;
+        let Some(scheme) = planned.scheme else { return elements * float };
+        let bits = match scheme.dtype {
+            WeightDtype::Int8 => 8,
+            WeightDtype::Int4 => 4,
+        };
+        let scales = match scheme.granularity {
+            Granularity::PerTensor => 1,
+            Granularity::PerChannel => rows as u64,
+            Granularity::PerBlock { block_size } => elements / block_size.max(1) as u64,
+        };
+        (elements * bits).div_ceil(8) + scales * float
+    });
+    sizes.sum()
+}

@@ -1,0 +1,168 @@
+//! A template: one block authored and converted by coremltools, whose weights are replaced to make every other block.
+//!
+//! Templates are cached like packages. A template is proven when it is made: stamping its own probe weights natively
+//! must give its own `weight.bin`, byte for byte.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::layout::{Layout, TemplateTensor, learn};
+use super::plan::PlannedTensor;
+use super::stamp::{WeightSource, Workspace, stamp};
+use crate::cache::{ActionKey, BlobRef, Cache, Lookup};
+use crate::coremltools::Python;
+use crate::mlpackage::{MANIFEST, MODEL, Package};
+use crate::quant::{ComputeDtype, Scheme, Source, SourceDtype};
+
+/// A template ready to stamp.
+#[derive(Debug)]
+pub struct Template {
+    /// Where every tensor lies.
+    pub layout: Layout,
+    /// Bytes that are the same in every block.
+    pub statics: Vec<u8>,
+    /// `model.mlmodel`, the same in every block.
+    pub model: BlobRef,
+    /// `Manifest.json`, the same in every block.
+    pub manifest: BlobRef,
+}
+
+/// What the cache keeps of a template.
+#[derive(Serialize, Deserialize)]
+struct TemplateResult {
+    layout: Layout,
+    statics: BlobRef,
+    model: BlobRef,
+    manifest: BlobRef,
+}
+
+impl Template {
+    /// The cached template, if there is one and it is whole.
+    ///
+    /// # Errors
+    /// The cache cannot be read.
+    pub fn cached(cache: &Cache, key: &ActionKey) -> Result<Option<Self>> {
+        let Lookup::Hit(result) = cache.lookup::<TemplateResult>(key)? else { return Ok(None) };
+        let Some(statics) = cache.read(&result.statics)? else { return Ok(None) };
+        Ok(Some(Self { layout: result.layout, statics, model: result.model, manifest: result.manifest }))
+    }
+
+    /// Has coremltools author and convert one block, learns its layout, proves it, and records it in the cache.
+    ///
+    /// # Errors
+    /// Python or coremltools fails; the package holds bytes that nothing accounts for; the proof fails.
+    pub fn make(
+        cache: &Cache,
+        python: &Python,
+        key: &ActionKey,
+        document: &Value,
+        request: &Value,
+        tensors: &[PlannedTensor],
+        compute: ComputeDtype,
+    ) -> Result<Self> {
+        let folder = cache.temporary_folder()?;
+        let reply = python.template(request, folder.path())?;
+        let package_path = folder.path().join("package.mlpackage");
+        let package = Package::open(&package_path)?;
+        let names: Vec<_> = tensors
+            .iter()
+            .map(|planned| TemplateTensor {
+                role: planned.tensor.role,
+                const_name: planned.tensor.const_name,
+                quantized: planned.scheme.is_some(),
+            })
+            .collect();
+        let (layout, statics) = learn(&package.blobs()?, package.weights(), &names, &reply.statics)
+            .context("the template's `weight.bin` is not what was authored")?;
+        prove(&layout, &statics, compute, package.weights(), &Probe::new(folder.path(), tensors, compute))?;
+        let result = TemplateResult {
+            layout,
+            statics: cache.put(&statics)?,
+            model: cache.adopt(&package_path.join(MODEL))?,
+            manifest: cache.adopt(&package_path.join(MANIFEST))?,
+        };
+        let blobs = [result.statics, result.model, result.manifest];
+        cache.record(key, document, &result, &blobs, None)?;
+        Ok(Self { layout: result.layout, statics, model: result.model, manifest: result.manifest })
+    }
+}
+
+/// Stamps the probe and compares with what coremltools wrote.
+fn prove(layout: &Layout, statics: &[u8], compute: ComputeDtype, expected: &[u8], probe: &Probe<'_>) -> Result<()> {
+    let mut comparison = Comparison { expected, position: 0 };
+    stamp(layout, statics, compute, probe, &mut Workspace::default(), &mut comparison)
+        .context("stamping the template's own weights does not give the bytes that coremltools wrote")?;
+    if comparison.position != expected.len() {
+        bail!("stamping gives {} bytes, coremltools wrote {}", comparison.position, expected.len());
+    }
+    Ok(())
+}
+
+/// A writer that fails at the first byte that differs.
+struct Comparison<'a> {
+    expected: &'a [u8],
+    position: usize,
+}
+
+impl Write for Comparison<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let rest = &self.expected[self.position..];
+        if rest.get(..bytes.len()) != Some(bytes) {
+            let first = bytes.iter().zip(rest).take_while(|(a, b)| a == b).count();
+            return Err(std::io::Error::other(format!(
+                "byte {} differs: stamped {:?}, coremltools {:?}",
+                self.position + first,
+                bytes.get(first),
+                rest.get(first)
+            )));
+        }
+        self.position += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The weights that the template was made with, as Python left them in a folder.
+struct Probe<'a> {
+    folder: PathBuf,
+    tensors: &'a [PlannedTensor],
+    dtype: SourceDtype,
+}
+
+impl<'a> Probe<'a> {
+    fn new(folder: &Path, tensors: &'a [PlannedTensor], compute: ComputeDtype) -> Self {
+        let dtype = match compute {
+            ComputeDtype::F16 => SourceDtype::F16,
+            ComputeDtype::F32 => SourceDtype::F32,
+        };
+        Self { folder: folder.join("probe"), tensors, dtype }
+    }
+
+    fn planned(&self, role: &str) -> Result<&PlannedTensor> {
+        self.tensors.iter().find(|planned| planned.tensor.role == role).with_context(|| format!("no tensor `{role}`"))
+    }
+}
+
+impl WeightSource for Probe<'_> {
+    fn values<'b>(&'b self, role: &str, buffer: &'b mut Vec<u8>) -> Result<Source<'b>> {
+        let path = self.folder.join(format!("{role}.bin"));
+        *buffer = std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        let (rows, cols) = self.planned(role)?.matrix();
+        Ok(Source { dtype: self.dtype, bytes: buffer, rows, cols })
+    }
+
+    fn scheme(&self, role: &str) -> Option<Scheme> {
+        self.planned(role).ok()?.scheme
+    }
+
+    fn name(&self, role: &str) -> String {
+        format!("probe of {role}")
+    }
+}

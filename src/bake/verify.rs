@@ -1,0 +1,276 @@
+//! Compares a native bake with the witness: weights byte for byte, outputs bit for bit.
+//!
+//! The witness runs coremltools' default passes, which look at weight values: a gain of all ones vanishes, equal
+//! consts are merged. Such a block is compared tensor by tensor, and the verdict says what coremltools did. Rows that
+//! the quantizer guards (all zero, tiny, huge) are excepted where coremltools' own scale is wrong.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use half::f16;
+use serde::Serialize;
+
+use super::pipeline::BakedBlock;
+use super::plan::PlannedBlock;
+use super::stamp::TensorReport;
+use crate::coremltools::{Array, Oracle, Python};
+use crate::mlpackage::Package;
+use crate::mlpackage::compare::{DifferenceKind, compare};
+use crate::mlpackage::inventory::{BlobUse, Feature, FunctionInfo};
+use crate::quant::{Guard, GuardedGroup};
+
+/// Decode steps after the prefill.
+const DECODE_STEPS: usize = 3;
+
+/// How a block's two packages compare.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// Number of the block.
+    pub index: usize,
+    /// Whether `weight.bin` is byte-identical.
+    pub same_weight_file: bool,
+    /// What coremltools' passes or its quantizer did to values, where the files differ for that reason alone.
+    pub exceptions: Vec<String>,
+    /// Differences that nothing excuses.
+    pub weight_differences: Vec<String>,
+    /// Outputs and states that were compared; 0 where an exception makes the comparison meaningless.
+    pub outputs_compared: usize,
+    /// Outputs and states that differ, and in how many elements.
+    pub output_differences: Vec<String>,
+}
+
+impl Verdict {
+    /// Whether the native bake stands.
+    pub fn passed(&self) -> bool {
+        self.weight_differences.is_empty() && self.output_differences.is_empty()
+    }
+}
+
+/// Compares the packages of one block.
+///
+/// # Errors
+/// A package is malformed, or the oracle cannot run it.
+pub fn verify(
+    python: &Python,
+    planned: &PlannedBlock,
+    baked: &BakedBlock,
+    native: &Path,
+    witness: &Path,
+) -> Result<Verdict> {
+    let (left, right) = (Package::open(native)?, Package::open(witness)?);
+    let mut verdict = Verdict {
+        index: planned.index,
+        same_weight_file: false,
+        exceptions: Vec::new(),
+        weight_differences: Vec::new(),
+        outputs_compared: 0,
+        output_differences: Vec::new(),
+    };
+    let comparable = compare_weights(planned, baked, &left, &right, &mut verdict)?;
+    if comparable {
+        let (left_oracle, right_oracle) = (python.oracle(native)?, python.oracle(witness)?);
+        compare_outputs(&left.functions()?, &left_oracle, &right_oracle, &mut verdict)?;
+    }
+    Ok(verdict)
+}
+
+/// Fills in the verdict on weights; returns whether outputs can be compared.
+fn compare_weights(
+    planned: &PlannedBlock,
+    baked: &BakedBlock,
+    left: &Package,
+    right: &Package,
+    verdict: &mut Verdict,
+) -> Result<bool> {
+    let difference = compare(left, right)?;
+    verdict.same_weight_file = difference.same_weight_file;
+    let (left_blobs, right_blobs) = (left.blobs()?, right.blobs()?);
+    let mut comparable = true;
+    for value in &difference.values {
+        let label = format!("`{}.{}`", value.name, value.part);
+        match &value.kind {
+            DifferenceKind::OnlyLeft { same_as: Some(other), .. } => {
+                verdict.exceptions.push(format!("coremltools merged {label} into the equal `{other}`"));
+            }
+            DifferenceKind::OnlyLeft { all_ones: true, .. } => {
+                verdict.exceptions.push(format!("coremltools removed {label}, which is all ones"));
+            }
+            DifferenceKind::Bytes { differing, of } => {
+                let find = |list: &'_ [BlobUse]| -> Option<BlobUse> {
+                    list.iter().find(|used| used.output == value.name && used.slot == value.part).cloned()
+                };
+                let (Some(ours), Some(theirs)) = (find(&left_blobs), find(&right_blobs)) else { continue };
+                let report = report(planned, baked, &value.name);
+                if report.is_some_and(|report| explained(report, &ours, &theirs, left, right, &left_blobs)) {
+                    let guards = guard_names(report);
+                    comparable &= !guards.contains("large");
+                    verdict.exceptions.push(format!("{label} differs only in rows or groups that are {guards}"));
+                } else if let Some(other) = shared_with(&theirs, &right_blobs) {
+                    comparable = false;
+                    verdict.exceptions.push(format!(
+                        "coremltools merged {label} into the nearly equal `{other}`: its own result is wrong there"
+                    ));
+                } else {
+                    verdict.weight_differences.push(format!("{label}: {differing} of {of} bytes differ"));
+                }
+            }
+            DifferenceKind::Form { left, right } => {
+                verdict.weight_differences.push(format!("{label}: native {left}, coremltools {right}"));
+            }
+            DifferenceKind::OnlyLeft { .. } => verdict.weight_differences.push(format!("coremltools lacks {label}")),
+            DifferenceKind::OnlyRight => verdict.weight_differences.push(format!("the native package lacks {label}")),
+        }
+    }
+    Ok(comparable)
+}
+
+fn report<'a>(planned: &PlannedBlock, baked: &'a BakedBlock, output: &str) -> Option<&'a TensorReport> {
+    let stem = output.strip_suffix("_quantized").unwrap_or(output);
+    let role = planned.tensors.iter().find(|planned| planned.tensor.const_name == stem)?.tensor.role;
+    baked.tensors.iter().find(|report| report.role == role && !report.guarded.is_empty())
+}
+
+fn guard_names(report: Option<&TensorReport>) -> String {
+    let kinds: BTreeSet<&str> = report.iter().flat_map(|report| &report.guarded).map(|g| g.guard.as_str()).collect();
+    kinds.into_iter().collect::<Vec<_>>().join(" or ")
+}
+
+/// Whether two values differ in guarded groups alone.
+fn explained(
+    report: &TensorReport,
+    ours: &BlobUse,
+    theirs: &BlobUse,
+    left: &Package,
+    right: &Package,
+    left_blobs: &[BlobUse],
+) -> bool {
+    let scale = left_blobs.iter().find(|used| used.output == ours.output && used.slot == "scale");
+    let Some(scale) = scale else { return false };
+    let groups = scale.entry.elements();
+    let elements = ours.entry.elements();
+    if groups == 0 || !elements.is_multiple_of(groups) {
+        return false;
+    }
+    let group_len = elements / groups;
+    let guarded: BTreeSet<u64> = report.guarded.iter().map(|group: &GuardedGroup| group.index as u64).collect();
+    let (a, b) = (ours.entry.data(left.weights()), theirs.entry.data(right.weights()));
+    let bits = ours.entry.dtype.bits();
+    (0..elements).all(|element| guarded.contains(&(element / group_len)) || same_element(a, b, element, bits))
+}
+
+fn same_element(a: &[u8], b: &[u8], element: u64, bits: u64) -> bool {
+    if bits < 8 {
+        let (byte, shift) = ((element * bits / 8) as usize, element * bits % 8);
+        let mask = (1u16 << bits) as u8 - 1;
+        return (a[byte] >> shift) & mask == (b[byte] >> shift) & mask;
+    }
+    let width = (bits / 8) as usize;
+    let at = element as usize * width;
+    a[at..at + width] == b[at..at + width]
+}
+
+/// Another value of the same package that lies in the very same entry.
+fn shared_with(used: &BlobUse, blobs: &[BlobUse]) -> Option<String> {
+    blobs
+        .iter()
+        .find(|other| other.entry.offset == used.entry.offset && other.output != used.output)
+        .map(|other| format!("{}.{}", other.output, other.slot))
+}
+
+/// Prefill at position 0, some decode steps, and a decode step at the last position, with states carried over.
+fn compare_outputs(
+    functions: &[FunctionInfo],
+    left: &Oracle,
+    right: &Oracle,
+    verdict: &mut Verdict,
+) -> Result<()> {
+    let function = |name: &str| functions.iter().find(|function| function.name == name);
+    let (decode, prefill) = (function("decode"), function("prefill"));
+    let (decode, prefill) =
+        decode.zip(prefill).context("the package has no functions `decode` and `prefill`")?;
+    let context = feature(&decode.inputs, "causal_mask")?.shape.last().copied().unwrap_or_default() as usize;
+    let tokens = feature(&prefill.inputs, "hidden_state")?.shape.get(1).copied().unwrap_or_default() as usize;
+    let mut states = (left.new_state("decode")?, right.new_state("decode")?);
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut calls = vec![(prefill, 0)];
+    calls.extend((0..DECODE_STEPS).map(|step| (decode, tokens + step)));
+    calls.push((decode, context.saturating_sub(1)));
+    for (function, position) in calls.into_iter().filter(|&(_, position)| position < context) {
+        let inputs = inputs(function, position, context, &mut random)?;
+        let named: Vec<(&str, &Array)> = inputs.iter().map(|(name, array)| (name.as_str(), array)).collect();
+        let a: BTreeMap<_, _> = left.predict(&function.name, &named, &mut states.0)?.into_iter().collect();
+        let b: BTreeMap<_, _> = right.predict(&function.name, &named, &mut states.1)?.into_iter().collect();
+        for (name, value) in &a {
+            compare_arrays(&format!("{} at {position}: `{name}`", function.name), value, b.get(name), verdict);
+        }
+        for state in &function.states {
+            let (a, b) = (states.0.get(&state.name)?, states.1.get(&state.name)?);
+            compare_arrays(&format!("{} at {position}: `{}`", function.name, state.name), &a, Some(&b), verdict);
+        }
+    }
+    Ok(())
+}
+
+fn feature<'a>(list: &'a [Feature], name: &str) -> Result<&'a Feature> {
+    list.iter().find(|feature| feature.name == name).with_context(|| format!("the function has no input `{name}`"))
+}
+
+/// Inputs for a function's tokens at `position`: normal hidden states, a causal mask.
+fn inputs(
+    function: &FunctionInfo,
+    position: usize,
+    context: usize,
+    random: &mut Random,
+) -> Result<Vec<(String, Array)>> {
+    let hidden: Vec<usize> =
+        feature(&function.inputs, "hidden_state")?.shape.iter().map(|&size| size as usize).collect();
+    let tokens = hidden[1];
+    let values: Vec<f16> = (0..hidden.iter().product()).map(|_| f16::from_f32(random.normal())).collect();
+    let visible = |row: usize, column: usize| column <= position + row;
+    let mask: Vec<f16> = (0..tokens)
+        .flat_map(|row| (0..context).map(move |column| f16::from_f32(if visible(row, column) { 0.0 } else { -1e4 })))
+        .collect();
+    let position = i32::try_from(position).context("position beyond int32")?;
+    Ok(vec![
+        ("hidden_state".to_owned(), Array::f16(&hidden, &values)),
+        ("causal_mask".to_owned(), Array::f16(&[1, 1, tokens, context], &mask)),
+        ("position_offset".to_owned(), Array::i32(&[1], &[position])),
+    ])
+}
+
+fn compare_arrays(label: &str, a: &Array, b: Option<&Array>, verdict: &mut Verdict) {
+    verdict.outputs_compared += 1;
+    let Some(b) = b else {
+        verdict.output_differences.push(format!("{label} is missing from coremltools' package"));
+        return;
+    };
+    if a == b {
+        return;
+    }
+    let (x, y) = (a.to_f32(), b.to_f32());
+    let guarded = !verdict.exceptions.is_empty();
+    let differs = |(p, q): (&f32, &f32)| p.to_bits() != q.to_bits() && !(guarded && p == q);
+    let count = x.iter().zip(&y).filter(|&pair| differs(pair)).count() + x.len().abs_diff(y.len());
+    if count > 0 {
+        verdict.output_differences.push(format!("{label}: {count} of {} elements differ", x.len()));
+    }
+}
+
+/// SplitMix64, for inputs that are the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// About normal, variance 1: the sum of twelve uniform numbers, less six.
+    fn normal(&mut self) -> f32 {
+        (0..12).map(|_| (self.next() >> 40) as f32 / (1u32 << 24) as f32).sum::<f32>() - 6.0
+    }
+}

@@ -1,0 +1,86 @@
+//! `anebake verify --against coremltools`
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::{Opened, default_jobs};
+use crate::bake::output::write_package;
+use crate::bake::pipeline::Options;
+use crate::bake::plan::Engine;
+use crate::bake::verify::{Verdict, verify};
+use crate::cli::{Global, Verify, Witness};
+use crate::coremltools::Python;
+use crate::error::Status;
+use crate::ui::Ui;
+
+#[derive(Serialize)]
+struct Report {
+    passed: bool,
+    recipe: String,
+    model: String,
+    blocks: Vec<Verdict>,
+}
+
+pub(super) fn run(options: &Verify, global: &Global, ui: &Ui) -> Result<ExitCode> {
+    let Witness::Coremltools = options.against;
+    let opened = Opened::new(&options.selection, global, ui)?;
+    let plans = [opened.plan_for(Engine::Native)?, opened.plan_for(Engine::Coremltools)?];
+    let run_options = Options { jobs: default_jobs(), force: false, frozen: false };
+    let mut bakes = Vec::new();
+    for plan in &plans {
+        ui.note(format!("baking with the engine {}", plan.engine.as_str()));
+        let progress = ui.bake_progress(plan.blocks.len());
+        bakes.push(opened.bake(plan).run(run_options, &progress, &|_| true)?);
+    }
+    let python = Python::start(&opened.environment)?;
+    ui.note("comparing weights, and outputs through coremltools' own operators");
+    let mut verdicts = Vec::new();
+    for ((planned, native), witness) in plans[0].blocks.iter().zip(&bakes[0]).zip(&bakes[1]) {
+        let folder = opened.cache.temporary_folder()?;
+        let paths = [folder.path().join("native.mlpackage"), folder.path().join("witness.mlpackage")];
+        write_package(&opened.cache, &paths[0], &native.block.files)?;
+        write_package(&opened.cache, &paths[1], &witness.block.files)?;
+        let verdict = verify(python, planned, &native.block, &paths[0], &paths[1])?;
+        if !ui.is_json() {
+            print(&verdict, ui)?;
+        }
+        verdicts.push(verdict);
+    }
+    let passed = verdicts.iter().all(Verdict::passed);
+    if ui.is_json() {
+        ui.json(&Report {
+            passed,
+            recipe: opened.recipe.name().to_owned(),
+            model: opened.label.clone(),
+            blocks: verdicts,
+        })?;
+    } else {
+        let identical = verdicts.iter().filter(|verdict| verdict.same_weight_file).count();
+        ui.data(format!(
+            "{}: {identical} of {} blocks have byte-identical weights",
+            if passed { "pass" } else { "FAIL" },
+            verdicts.len()
+        ))?;
+    }
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::from(Status::CheckFailed as u8) })
+}
+
+fn print(verdict: &Verdict, ui: &Ui) -> Result<()> {
+    let weights = match (verdict.same_weight_file, verdict.weight_differences.is_empty()) {
+        (true, _) => "weights identical",
+        (false, true) => "weights equal but for what is listed",
+        (false, false) => "weights DIFFER",
+    };
+    let outputs = match (verdict.outputs_compared, verdict.output_differences.len()) {
+        (0, _) => "outputs not comparable".to_owned(),
+        (count, 0) => format!("{count} outputs and states bit-equal"),
+        (count, wrong) => format!("{wrong} of {count} outputs and states DIFFER"),
+    };
+    ui.data(format!("block-{:02}  {weights}, {outputs}", verdict.index))?;
+    for line in verdict.exceptions.iter().chain(&verdict.weight_differences).chain(&verdict.output_differences) {
+        ui.data(format!("  {line}"))?;
+    }
+    Ok(())
+}

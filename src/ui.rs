@@ -1,0 +1,298 @@
+//! The only printer: data on stdout, progress and messages on stderr.
+//!
+//! stdout belongs to data alone: descriptor 1 is pointed at stderr from the start, so that nothing that runs inside the
+//! process (Python, its extensions) can write into what a script reads.
+
+use std::fmt::Display;
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::Result;
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::bake::pipeline::{BlockState, Progress};
+use crate::checkpoint::hub;
+use crate::cli::Global;
+use crate::coremltools::Traceback;
+use crate::error::{self, Fault, OrFault};
+
+/// The program's mouth.
+pub struct Ui {
+    stdout: Mutex<File>,
+    json: bool,
+    quiet: bool,
+    verbose: bool,
+    bars: MultiProgress,
+    terminal: bool,
+}
+
+impl Ui {
+    /// Takes over stdout.
+    ///
+    /// # Errors
+    /// stdout or stderr is closed.
+    pub fn new(global: &Global) -> Result<Self> {
+        let stdout = rustix::io::dup(rustix::stdio::stdout())
+            .and_then(|real| rustix::stdio::dup2_stdout(rustix::stdio::stderr()).map(|()| real))
+            .or_fault(|| Fault::environment("cannot use stdout and stderr"))?;
+        rustix::io::fcntl_setfd(&stdout, rustix::io::FdFlags::CLOEXEC)
+            .or_fault(|| Fault::environment("cannot keep stdout from child processes"))?;
+        let terminal = std::io::stderr().is_terminal() && !global.quiet && std::env::var_os("CI").is_none();
+        let target = if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        Ok(Self {
+            stdout: Mutex::new(File::from(stdout)),
+            json: global.json,
+            quiet: global.quiet,
+            verbose: global.verbose,
+            bars: MultiProgress::with_draw_target(target),
+            terminal,
+        })
+    }
+
+    /// Whether `--json` was given.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// A line of data on stdout. A reader that went away is no error.
+    ///
+    /// # Errors
+    /// stdout cannot be written, for instance because its disk is full.
+    pub fn data(&self, text: impl Display) -> Result<()> {
+        let mut stdout = self.stdout.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match self.bars.suspend(|| writeln!(stdout, "{text}")) {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                Err(error).or_fault(|| Fault::input("cannot write to stdout"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// One JSON document on stdout.
+    ///
+    /// # Errors
+    /// As [`Ui::data`].
+    pub fn json(&self, value: &impl Serialize) -> Result<()> {
+        self.data(serde_json::to_string_pretty(value)?)
+    }
+
+    /// A table on stdout: columns as wide as their widest cell; those in `right` are aligned right.
+    ///
+    /// # Errors
+    /// As [`Ui::data`].
+    pub fn table(&self, header: &[&str], rows: &[Vec<String>], right: &[usize]) -> Result<()> {
+        let head: Vec<String> = header.iter().map(ToString::to_string).collect();
+        let width = |column: usize| {
+            std::iter::once(&head).chain(rows).filter_map(|row| row.get(column)).map(|c| c.chars().count()).max()
+        };
+        for row in std::iter::once(&head).chain(rows) {
+            let cells: Vec<String> = row
+                .iter()
+                .enumerate()
+                .map(|(column, cell)| {
+                    let width = width(column).unwrap_or_default();
+                    if right.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+                })
+                .collect();
+            self.data(cells.join("  ").trim_end())?;
+        }
+        Ok(())
+    }
+
+    /// A message about what goes on; silent with `-q`.
+    pub fn note(&self, text: impl Display) {
+        if !self.quiet {
+            self.message(text);
+        }
+    }
+
+    /// A warning.
+    pub fn warn(&self, text: impl Display) {
+        self.message(format!("anebake: warning: {text}"));
+    }
+
+    fn message(&self, text: impl Display) {
+        self.bars.suspend(|| drop(writeln!(std::io::stderr(), "{text}")));
+    }
+
+    /// Prints an error with its causes and hints.
+    pub fn report(&self, error: &anyhow::Error) {
+        drop(self.bars.clear());
+        report(error, self.verbose);
+    }
+
+    /// As [`Ui::report`], where no `Ui` could be made.
+    pub fn report_without(error: &anyhow::Error) -> ExitCode {
+        report(error, false);
+        ExitCode::from(error::status(error) as u8)
+    }
+
+    /// Progress of a bake of `total` blocks.
+    pub fn bake_progress(&self, total: usize) -> BakeProgress<'_> {
+        let bar = self.bars.add(ProgressBar::new(total as u64));
+        bar.set_style(style("{msg:20} [{bar:30}] {pos}/{len} blocks, {eta} left"));
+        bar.set_message("baking");
+        if self.terminal {
+            bar.enable_steady_tick(Duration::from_millis(100));
+        }
+        BakeProgress { ui: self, bar, total, lines: Mutex::new(Vec::new()) }
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
+}
+
+fn report(error: &anyhow::Error, verbose: bool) {
+    let mut stderr = std::io::stderr().lock();
+    let mut causes = error.chain().filter(|cause| !cause.is::<Traceback>());
+    let mut text = String::new();
+    if let Some(outer) = causes.next() {
+        text.push_str(&format!("anebake: error: {outer}\n"));
+    }
+    for cause in causes {
+        text.push_str(&format!("  caused by: {cause}\n"));
+    }
+    for hint in error::hints(error) {
+        text.push_str(&format!("  hint: {hint}\n"));
+    }
+    if verbose && let Some(traceback) = error.chain().find_map(|cause| cause.downcast_ref::<Traceback>()) {
+        text.push_str(&format!("{traceback}\n"));
+    }
+    drop(stderr.write_all(text.as_bytes()));
+}
+
+/// A number of bytes for people: 1024-based, three digits.
+pub fn bytes(count: u64) -> String {
+    indicatif::BinaryBytes(count).to_string()
+}
+
+/// Progress of a bake: bars on a terminal, lines elsewhere.
+pub struct BakeProgress<'a> {
+    ui: &'a Ui,
+    bar: ProgressBar,
+    total: usize,
+    lines: Mutex<Vec<(usize, ProgressBar)>>,
+}
+
+impl BakeProgress<'_> {
+    fn line(&self, index: usize, text: Option<&str>) {
+        if !self.ui.terminal {
+            return;
+        }
+        let mut lines = self.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let known = lines.iter().position(|(block, _)| *block == index);
+        match (known, text) {
+            (Some(at), Some(text)) => lines[at].1.set_message(text.to_owned()),
+            (Some(at), None) => lines.remove(at).1.finish_and_clear(),
+            (None, Some(text)) => {
+                let line = self.ui.bars.insert_before(&self.bar, ProgressBar::new_spinner());
+                line.set_style(style("  {prefix} {msg}"));
+                line.set_prefix(format!("block-{index:02}"));
+                line.set_message(text.to_owned());
+                lines.push((index, line));
+            }
+            (None, None) => {}
+        }
+    }
+
+    fn done(&self, index: usize, what: &str) {
+        self.line(index, None);
+        self.bar.inc(1);
+        if !self.ui.terminal {
+            let position = self.bar.position();
+            self.ui.note(format!("block-{index:02}  {what}  ({position}/{})", self.total));
+        }
+    }
+}
+
+impl Drop for BakeProgress<'_> {
+    fn drop(&mut self) {
+        for (_, line) in self.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner).drain(..) {
+            line.finish_and_clear();
+        }
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Progress for BakeProgress<'_> {
+    fn block(&self, index: usize, state: BlockState) {
+        match state {
+            BlockState::Hashing => self.line(index, Some("reading")),
+            BlockState::Waiting => self.line(index, None),
+            BlockState::Baking => self.line(index, Some("baking")),
+            BlockState::Cached => self.done(index, "cached"),
+            BlockState::Baked { bytes: size, seconds } => {
+                self.done(index, &format!("baked   {}  {seconds:.2} s", bytes(size)));
+            }
+        }
+    }
+
+    fn template_started(&self) {
+        self.bar.set_message("making the template");
+        if !self.ui.terminal {
+            self.ui.note("template   being made by coremltools");
+        }
+    }
+
+    fn template_ready(&self, seconds: f64) {
+        self.bar.set_message("baking");
+        if !self.ui.terminal {
+            self.ui.note(format!("template   ready  {seconds:.2} s"));
+        }
+        self.bar.reset_eta();
+    }
+}
+
+/// Progress of downloads: a bar on a terminal, two lines a file elsewhere.
+pub struct DownloadProgress<'a> {
+    ui: &'a Ui,
+    bar: Mutex<Option<ProgressBar>>,
+}
+
+impl Ui {
+    /// Progress of downloads.
+    pub fn download_progress(&self) -> DownloadProgress<'_> {
+        DownloadProgress { ui: self, bar: Mutex::new(None) }
+    }
+}
+
+impl DownloadProgress<'_> {
+    fn bar(&self) -> std::sync::MutexGuard<'_, Option<ProgressBar>> {
+        self.bar.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl hub::Progress for DownloadProgress<'_> {
+    fn start(&self, file: &str, size: u64) {
+        if !self.ui.terminal {
+            self.ui.note(format!("fetching   {file}  {}", bytes(size)));
+        }
+        let bar = self.ui.bars.add(ProgressBar::new(size));
+        bar.set_style(style("{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}, {eta} left"));
+        bar.set_message(file.to_owned());
+        *self.bar() = Some(bar);
+    }
+
+    fn advance(&self, count: u64) {
+        if let Some(bar) = &*self.bar() {
+            bar.inc(count);
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = self.bar().take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Says that the process was interrupted.
+pub(crate) fn interrupted() {
+    let text = "\nanebake: interrupted; finished blocks are in the cache, the same command resumes\n";
+    drop(std::io::stderr().write_all(text.as_bytes()));
+}
