@@ -86,6 +86,16 @@ pub(super) fn to_half(dtype: SourceDtype, bytes: &[u8], out: &mut [u8], lanes: &
     add_squares(source, value, lanes);
 }
 
+/// Values of one piece (at most [`PIECE`]) in float32, little-endian: exact.
+pub(super) fn to_single(dtype: SourceDtype, bytes: &[u8], out: &mut [u8], buffers: &mut Buffers) {
+    let count = out.len() / 4;
+    let source = &mut buffers.source[..count];
+    decode(dtype, bytes, source, &mut buffers.half[..count]);
+    for (out, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(source) {
+        *out = value.to_le_bytes();
+    }
+}
+
 fn decode(dtype: SourceDtype, bytes: &[u8], source: &mut [f32], half: &mut [f16]) {
     match dtype {
         SourceDtype::F32 => {

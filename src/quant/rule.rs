@@ -23,8 +23,6 @@ pub(super) enum Plan {
     Scalar(Step, Option<Guard>),
     /// Codes 0, scale 1.
     Blank(Guard),
-    /// The compute dtype cannot hold the largest value.
-    Refuse,
 }
 
 /// Squares of a group's values, and of their errors, stay well within f32 where its largest value lies in here.
@@ -40,27 +38,27 @@ pub(super) fn round(compute: ComputeDtype, value: f32) -> f32 {
     }
 }
 
-/// From the largest absolute source value of a group to its plan.
+/// From the largest absolute source value of a group to its plan; none where the compute dtype cannot hold it.
 ///
 /// coremltools: `(max_abs - -max_abs) / (qmax - -qmax)`. Doubling both sides is exact unless `2·max` overflows, so
 /// `max / qmax` rounds to the same scale there and to the right one where coremltools gets an infinity.
-pub(super) fn plan(source_max: f32, scheme: &Scheme) -> Plan {
+pub(super) fn plan(source_max: f32, scheme: &Scheme) -> Option<Plan> {
     let compute = scheme.compute;
     let max = round(compute, source_max);
     if !max.is_finite() {
-        return Plan::Refuse;
+        return None;
     }
     if max == 0.0 {
-        return Plan::Blank(Guard::Zero);
+        return Some(Plan::Blank(Guard::Zero));
     }
     let qmax = f32::from(scheme.dtype.qmax());
     let scale = round(compute, max / qmax);
     if scale == 0.0 {
-        return Plan::Blank(Guard::Underflow);
+        return Some(Plan::Blank(Guard::Underflow));
     }
     let guard = round(compute, max + max).is_infinite().then_some(Guard::Large);
     let step = Step { scale, qmax, compute };
-    if squares_fit(source_max) { Plan::Kernel(step, guard) } else { Plan::Scalar(step, guard) }
+    Some(if squares_fit(source_max) { Plan::Kernel(step, guard) } else { Plan::Scalar(step, guard) })
 }
 
 impl Step {

@@ -138,11 +138,11 @@ pub fn quantize(
     let mut guarded = Vec::new();
 
     for (index, group) in source.bytes.chunks_exact(source.bytes.len() / groups).enumerate() {
-        let plan = rule::plan(kernel.max_abs(source.dtype, group), scheme);
+        let max = kernel.max_abs(source.dtype, group);
+        let plan = rule::plan(max, scheme).ok_or_else(|| source.refusal(scheme.compute))?;
         let (scale, guard) = match plan {
             Plan::Kernel(step, guard) | Plan::Scalar(step, guard) => (step.scale, guard),
             Plan::Blank(guard) => (1.0, Some(guard)),
-            Plan::Refuse => return Err(source.refusal(scheme.compute).into()),
         };
         rule::push(scheme.compute, scale, &mut scales);
         guarded.extend(guard.map(|reason| GuardedGroup { index, reason }));
@@ -159,7 +159,7 @@ pub fn quantize(
                         sums.add(value, f64::from(rounded) * f64::from(step.scale));
                     }
                 }
-                Plan::Blank(_) | Plan::Refuse => {
+                Plan::Blank(_) => {
                     codes.fill(0);
                     rule::decode(source.dtype, piece).for_each(|value| sums.add(value, 0.0));
                 }
@@ -196,7 +196,10 @@ pub fn convert(
                 continue;
             }
             (SourceDtype::F16 | SourceDtype::Bf16, ComputeDtype::F32) => {
-                rule::decode(source.dtype, chunk).for_each(|value| rule::push(compute, value, packed));
+                packed.resize(chunk.len() * 2, 0);
+                for (piece, out) in chunk.chunks(PIECE * 2).zip(packed.chunks_mut(PIECE * 4)) {
+                    portable::to_single(source.dtype, piece, out, buffers);
+                }
             }
             (SourceDtype::F32 | SourceDtype::Bf16, ComputeDtype::F16) if rule::squares_fit(max) => {
                 let size = source.dtype.size();

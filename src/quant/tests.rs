@@ -59,18 +59,17 @@ fn define(source: &Source, scheme: &Scheme) -> (Vec<u8>, Vec<u8>, Vec<GuardedGro
     let (mut codes, mut scales, mut guarded, mut signal, mut error) = (Vec::new(), Vec::new(), Vec::new(), 0.0, 0.0);
     for (index, group) in values.chunks(values.len() / groups).enumerate() {
         let max = group.iter().fold(0f32, |max, value| max.max(value.abs()));
-        let plan = rule::plan(max, scheme);
+        let plan = rule::plan(max, scheme).unwrap();
         let (scale, guard) = match plan {
             Plan::Kernel(step, guard) | Plan::Scalar(step, guard) => (step.scale, guard),
             Plan::Blank(guard) => (1.0, Some(guard)),
-            Plan::Refuse => panic!("group {index} is refused"),
         };
         rule::push(scheme.compute, scale, &mut scales);
         guarded.extend(guard.map(|reason| GuardedGroup { index, reason }));
         for &value in group {
             let code = match plan {
                 Plan::Kernel(step, _) | Plan::Scalar(step, _) => step.code(value),
-                Plan::Blank(_) | Plan::Refuse => 0,
+                Plan::Blank(_) => 0,
             };
             codes.push(code);
             signal += f64::from(value).powi(2);
@@ -184,7 +183,7 @@ fn scale_is_coremltools_doubled_quotient_for_every_f16_maximum() {
         for max in (1..0x7c00).map(f16::from_bits) {
             // (val_max - val_min) / (q_val_max - q_val_min), each operation rounded to float16
             let doubled = f16::from_f32(f16::from_f32(max.to_f32() + max.to_f32()).to_f32() / (2.0 * qmax)).to_f32();
-            match rule::plan(max.to_f32(), &scheme) {
+            match rule::plan(max.to_f32(), &scheme).unwrap() {
                 Plan::Kernel(step, None) => assert_eq!(step.scale, doubled, "{max}"),
                 Plan::Kernel(step, Some(Guard::Large)) => {
                     assert!(doubled.is_infinite() && step.scale.is_finite(), "{max}");
@@ -204,7 +203,7 @@ fn scale_is_coremltools_doubled_quotient_for_every_f16_maximum() {
 fn every_f16_maximum_with_a_normal_scale_is_the_largest_code() {
     for dtype in WeightDtype::ALL {
         for max in (1..0x7c00).map(f16::from_bits) {
-            if let Plan::Kernel(step, _) = rule::plan(max.to_f32(), &Scheme { dtype, ..INT8 })
+            if let Some(Plan::Kernel(step, _)) = rule::plan(max.to_f32(), &Scheme { dtype, ..INT8 })
                 && step.scale >= f16::MIN_POSITIVE.to_f32()
             {
                 assert_eq!((step.code(max.to_f32()), step.code(-max.to_f32())), (dtype.qmax(), -dtype.qmax()), "{max}");
