@@ -291,6 +291,33 @@ impl hub::Progress for DownloadProgress<'_> {
     }
 }
 
+/// Progress over a number of bytes: a bar on a terminal, nothing elsewhere.
+pub struct ByteProgress(ProgressBar);
+
+impl Ui {
+    /// Progress over a number of bytes.
+    pub fn byte_progress(&self, what: &'static str) -> ByteProgress {
+        let bar = self.bars.add(ProgressBar::new(0));
+        bar.set_style(style("{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes}, {eta} left"));
+        bar.set_message(what);
+        ByteProgress(bar)
+    }
+}
+
+impl ByteProgress {
+    /// `done` of `total` bytes are done.
+    pub fn show(&self, done: u64, total: u64) {
+        self.0.set_length(total);
+        self.0.set_position(done);
+    }
+}
+
+impl Drop for ByteProgress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// Says that the process was interrupted.
 pub(crate) fn interrupted() {
     let text = "\nanebake: interrupted; finished blocks are in the cache, the same command resumes\n";

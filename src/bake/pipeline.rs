@@ -299,7 +299,7 @@ impl Run<'_> {
         let document = plan.block_document(block, &digests);
         let key = action_key(&document);
         if !self.options.force
-            && let Lookup::Hit(baked) = self.bake.cache.lookup::<BakedBlock>(&key)?
+            && let Lookup::Hit { result: baked } = self.bake.cache.lookup::<BakedBlock>(&key)?
         {
             self.progress.block(block.index, BlockState::Cached);
             self.finish(Outcome { index: block.index, key, digests, block: baked, cached: true, seconds: 0.0 });
@@ -376,8 +376,9 @@ impl Run<'_> {
         self.progress.block(block.index, BlockState::Baking);
         checkpoint.unchanged()?;
         let source = BlockWeights { checkpoint, block };
-        let mut writer = cache.blob_writer(Some(template.layout.size))?;
-        let tensors = stamp(&template.layout, &template.statics, plan.compute, &source, workspace, &mut writer)
+        let mut writer = cache.blob_writer()?.with_expected_size(template.layout.size);
+        let mut sink = |bytes: &[u8]| writer.append(bytes);
+        let tensors = stamp(&template.layout, &template.statics, plan.compute, &source, workspace, &mut sink)
             .with_context(|| format!("cannot bake block {}", block.index))?;
         let weights = writer.commit()?;
         let file = |path: &str, blob| BakedFile { path: path.to_owned(), blob };

@@ -1,12 +1,11 @@
 //! What to bake and under which key: from a recipe and a checkpoint to one action document for each block.
 
-use std::path::Path;
-
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
 use crate::arch::{BlockTensor, ModelConfig, TensorKind};
 use crate::cache::{ActionKey, Cache, Digest, action_key};
+use crate::checkpoint::source::ModelSource;
 use crate::checkpoint::{Checkpoint, TensorRef};
 use crate::coremltools::{Environment, ToolVersions, sources_digest};
 use crate::error::Fault;
@@ -107,11 +106,19 @@ impl Plan {
         blocks: &[usize],
     ) -> Result<Self> {
         let config = checkpoint.config();
+        if recipe.package.context > config.max_positions {
+            return Err(Fault::usage(format!(
+                "`package.context` is {}, the model was made for {} positions",
+                recipe.package.context, config.max_positions
+            ))
+            .with_hint(format!("add `--set package.context={}`", config.max_positions))
+            .into());
+        }
         let tensors = config.block_tensors();
         let roles: Vec<&str> =
             tensors.iter().filter(|t| t.kind == TensorKind::Projection).map(|t| t.role).collect();
         recipe.check_overrides(config.layers, &roles)?;
-        let compute = match recipe.package().compute_precision {
+        let compute = match recipe.package.compute_precision {
             recipe::ComputePrecision::Float16 => ComputeDtype::F16,
             recipe::ComputePrecision::Float32 => ComputeDtype::F32,
         };
@@ -138,7 +145,7 @@ impl Plan {
             blocks,
             tools: environment.tool_versions()?,
             model_label: model_label.to_owned(),
-            recipe_name: recipe.name().to_owned(),
+            recipe_name: recipe.name.clone(),
         })
     }
 
@@ -234,7 +241,7 @@ fn scheme(
     if tensor.kind != TensorKind::Projection {
         return Ok(None);
     }
-    let weights = recipe.weights_for(block, tensor.role);
+    let recipe::Weights::Quantized(weights) = recipe.weights_for(block, tensor.role) else { return Ok(None) };
     let dtype = match weights.dtype {
         recipe::WeightDtype::Float16 => return Ok(None),
         recipe::WeightDtype::Int8 => WeightDtype::Int8,
@@ -243,14 +250,16 @@ fn scheme(
     let granularity = match weights.granularity {
         recipe::Granularity::PerChannel => Granularity::PerChannel,
         recipe::Granularity::PerTensor if engine == Engine::Native => {
-            return Err(Fault::usage("`weights.granularity = \"per_tensor\"` needs the engine `coremltools`: its scales \
-                                     are stored in the program, which the native engine does not rewrite")
-                .with_hint("add `--engine coremltools`, or use `per_channel`, which is never less exact")
-                .into());
+            return Err(Fault::usage(
+                "`weights.granularity = \"per_tensor\"` needs the engine `coremltools`: its scales are stored in the \
+                 program, which the native engine does not rewrite",
+            )
+            .with_hint("add `--engine coremltools`, or use `per_channel`, which is never less exact")
+            .into());
         }
         recipe::Granularity::PerTensor => Granularity::PerTensor,
         recipe::Granularity::PerBlock => {
-            Granularity::PerBlock { block_size: weights.block_size.unwrap_or_default() as usize }
+            Granularity::PerBlock { block_size: weights.block_size.unwrap_or_default() }
         }
     };
     if let Granularity::PerBlock { block_size } = granularity
@@ -267,7 +276,7 @@ fn scheme(
 }
 
 fn graph_request(config: &ModelConfig, recipe: &Recipe, tensors: &[PlannedTensor]) -> Value {
-    let package = recipe.package();
+    let package = &recipe.package;
     let weights: Map<String, Value> = tensors
         .iter()
         .filter_map(|planned| {
@@ -327,11 +336,14 @@ pub fn choose_blocks(only: Option<&str>, layers: usize) -> Result<Vec<usize>> {
 }
 
 /// What names a model in notes and in the manifest: never an absolute path.
-pub fn model_label(source: &str, path: &Path) -> String {
-    if source == "sample" || source.starts_with("hf:") {
-        return source.to_owned();
+pub fn model_label(source: &ModelSource) -> String {
+    match source {
+        ModelSource::Folder(path) | ModelSource::Gguf(path) => {
+            let absolute = path.canonicalize().unwrap_or_else(|_| path.clone());
+            absolute.file_name().map_or_else(|| source.to_string(), |name| name.to_string_lossy().into_owned())
+        }
+        ModelSource::Hub { .. } | ModelSource::Sample => source.to_string(),
     }
-    path.file_name().map_or_else(|| source.to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! Writes `weight.bin` from a layout and a block's tensors, without coremltools.
 
-use std::io::Write;
-
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
@@ -49,10 +47,10 @@ pub struct Workspace {
     values: Vec<u8>,
 }
 
-/// Writes the whole of `weight.bin` to `writer`.
+/// Hands the whole of `weight.bin` to `sink`, piece by piece.
 ///
 /// # Errors
-/// A tensor cannot be read or does not fit the layout; its values cannot be quantized (the tensor is named); the writer
+/// A tensor cannot be read or does not fit the layout; its values cannot be quantized (the tensor is named); the sink
 /// fails.
 pub fn stamp(
     layout: &Layout,
@@ -60,24 +58,23 @@ pub fn stamp(
     compute: ComputeDtype,
     source: &dyn WeightSource,
     workspace: &mut Workspace,
-    writer: &mut dyn Write,
+    sink: &mut dyn FnMut(&[u8]) -> Result<()>,
 ) -> Result<Vec<TensorReport>> {
     let mut reports = Vec::new();
     let mut scales: Option<(&str, Vec<u8>)> = None;
     let count = u32::try_from(layout.entries.len()).context("layout has too many entries")?;
-    writer.write_all(&blob::header(count))?;
+    sink(&blob::header(count))?;
     let mut position = blob::ALIGNMENT;
     for layout_entry in &layout.entries {
         let entry = layout_entry.entry()?;
         let gap = entry.offset.checked_sub(position).filter(|&gap| gap < blob::ALIGNMENT);
         let Some(gap) = gap else { bail!("layout leaves a hole before offset {}", entry.offset) };
-        writer.write_all(&[0; blob::ALIGNMENT as usize][..gap as usize])?;
-        writer.write_all(&entry.metadata())?;
+        sink(&[0; blob::ALIGNMENT as usize][..gap as usize])?;
+        sink(&entry.metadata())?;
         let mut written = 0;
-        let mut sink = |bytes: &[u8]| -> Result<()> {
+        let mut content = |bytes: &[u8]| -> Result<()> {
             written += bytes.len() as u64;
-            writer.write_all(bytes)?;
-            Ok(())
+            sink(bytes)
         };
         match &layout_entry.content {
             Content::Static { offset } => {
@@ -85,11 +82,11 @@ pub fn stamp(
                     .ok()
                     .and_then(|start| statics.get(start..start.checked_add(entry.size as usize)?))
                     .context("layout names static bytes that the template lacks")?;
-                sink(bytes)?;
+                content(bytes)?;
             }
             Content::Value { role } => {
                 let values = source.values(role, &mut workspace.values)?;
-                let report = quant::convert(&values, compute, &mut workspace.scratch, &mut sink)
+                let report = quant::convert(&values, compute, &mut workspace.scratch, &mut content)
                     .map_err(|error| tensor_error(error, &source.name(role)))?;
                 reports.push(TensorReport { role: role.clone(), sqnr_db: decibels(report.sqnr_db), guarded: vec![] });
                 source.release(role);
@@ -97,7 +94,7 @@ pub fn stamp(
             Content::Data { role } => {
                 let scheme = source.scheme(role).with_context(|| format!("no scheme for `{role}`"))?;
                 let values = source.values(role, &mut workspace.values)?;
-                let done = quant::quantize(&values, &scheme, &mut workspace.scratch, &mut sink)
+                let done = quant::quantize(&values, &scheme, &mut workspace.scratch, &mut content)
                     .map_err(|error| tensor_error(error, &source.name(role)))?;
                 reports.push(TensorReport {
                     role: role.clone(),
@@ -108,7 +105,7 @@ pub fn stamp(
                 source.release(role);
             }
             Content::Scale { role } => match scales.take() {
-                Some((owner, bytes)) if owner == role => sink(&bytes)?,
+                Some((owner, bytes)) if owner == role => content(&bytes)?,
                 _ => bail!("layout has the scales of `{role}` without its data right before"),
             },
         }
@@ -120,7 +117,6 @@ pub fn stamp(
     if position != layout.size {
         bail!("layout ends at {position}, the template at {}", layout.size);
     }
-    writer.flush()?;
     Ok(reports)
 }
 
@@ -136,7 +132,8 @@ fn tensor_error(error: anyhow::Error, name: &str) -> anyhow::Error {
             "values above 65504 need `--set package.compute_precision=float32` (which never runs on the Neural Engine)"
         }
         Some(QuantError::BlockSize { .. }) => "choose a `weights.block_size` that divides the columns of every projection",
-        _ => return error.context(format!("tensor `{name}`")),
+        Some(QuantError::Length { .. } | QuantError::Empty { .. }) => "the checkpoint is damaged: fetch or save it again",
+        None => return error,
     };
     let status = match error.downcast_ref::<QuantError>() {
         Some(QuantError::BlockSize { .. }) => Fault::usage(format!("cannot quantize tensor `{name}`")),
@@ -175,11 +172,14 @@ mod tests {
         Ones(list.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
 
+    fn refusal(source: &Ones) -> anyhow::Error {
+        let mut workspace = Workspace::default();
+        stamp(&gain_layout(2), &[], ComputeDtype::F16, source, &mut workspace, &mut |_| Ok(())).unwrap_err()
+    }
+
     #[test]
     fn a_value_that_fp16_cannot_hold_is_refused_with_the_tensor_and_a_hint() {
-        let (source, mut out) = (values(&[1.0, 70_000.0]), Vec::new());
-        let error = stamp(&gain_layout(2), &[], ComputeDtype::F16, &source, &mut Workspace::default(), &mut out);
-        let error = error.unwrap_err();
+        let error = refusal(&values(&[1.0, 70_000.0]));
         assert!(error.to_string().contains("`model.layers.7.input_layernorm.weight`"), "{error:#}");
         assert_eq!(crate::error::status(&error), crate::error::Status::Input);
         assert!(crate::error::hints(&error).next().unwrap().contains("float32"));
@@ -187,9 +187,7 @@ mod tests {
 
     #[test]
     fn a_tensor_of_another_length_than_the_layout_is_refused() {
-        let mut out = Vec::new();
-        let source = values(&[1.0, 2.0, 3.0]);
-        let error = stamp(&gain_layout(2), &[], ComputeDtype::F16, &source, &mut Workspace::default(), &mut out);
-        assert!(error.unwrap_err().to_string().contains("takes 4 bytes, the tensor gives 6"));
+        let error = refusal(&values(&[1.0, 2.0, 3.0]));
+        assert!(error.to_string().contains("takes 4 bytes, the tensor gives 6"), "{error:#}");
     }
 }

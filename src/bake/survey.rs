@@ -1,4 +1,4 @@
-//! What a bake would do, without doing it: for `plan` and `explain`. Writes nothing.
+//! What a bake would do, without doing it: for `plan` and `explain`. Writes nothing but the cache's own notes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -72,8 +72,8 @@ pub fn survey(bake: &Bake<'_>, jobs: std::num::NonZeroUsize) -> Result<Vec<Surve
         });
         let document = bake.plan.block_document(block, &digests.collect::<Result<Vec<_>>>()?);
         let key = action_key(&document);
-        let cached = match bake.cache.lookup_only::<BakedBlock>(&key)? {
-            Lookup::Hit(baked) => Some(baked),
+        let cached = match bake.cache.lookup::<BakedBlock>(&key)? {
+            Lookup::Hit { result } => Some(result),
             Lookup::Miss | Lookup::Damaged => None,
         };
         let reason = match (&cached, bake.cache.last_document(&bake.plan.subject(block))?) {

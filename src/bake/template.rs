@@ -3,7 +3,6 @@
 //! Templates are cached like packages. A template is proven when it is made: stamping its own probe weights natively
 //! must give its own `weight.bin`, byte for byte.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -13,7 +12,7 @@ use serde_json::Value;
 use super::layout::{Layout, TemplateTensor, learn};
 use super::plan::PlannedTensor;
 use super::stamp::{WeightSource, Workspace, stamp};
-use crate::cache::{ActionKey, BlobRef, Cache, Lookup};
+use crate::cache::{ActionKey, BlobRef, Cache, Damaged, Lookup};
 use crate::coremltools::Python;
 use crate::mlpackage::{MANIFEST, MODEL, Package};
 use crate::quant::{ComputeDtype, Scheme, Source, SourceDtype};
@@ -46,8 +45,11 @@ impl Template {
     /// # Errors
     /// The cache cannot be read.
     pub fn cached(cache: &Cache, key: &ActionKey) -> Result<Option<Self>> {
-        let Lookup::Hit(result) = cache.lookup::<TemplateResult>(key)? else { return Ok(None) };
-        let Some(statics) = cache.read(&result.statics)? else { return Ok(None) };
+        let Lookup::Hit { result } = cache.lookup::<TemplateResult>(key)? else { return Ok(None) };
+        let statics = match cache.read(&result.statics) {
+            Err(error) if error.is::<Damaged>() => return Ok(None),
+            statics => statics?,
+        };
         Ok(Some(Self { layout: result.layout, statics, model: result.model, manifest: result.manifest }))
     }
 
@@ -91,42 +93,29 @@ impl Template {
     }
 }
 
-/// Stamps the probe and compares with what coremltools wrote.
+/// Stamps the probe and compares with what coremltools wrote, stopping at the first byte that differs.
 fn prove(layout: &Layout, statics: &[u8], compute: ComputeDtype, expected: &[u8], probe: &Probe<'_>) -> Result<()> {
-    let mut comparison = Comparison { expected, position: 0 };
-    stamp(layout, statics, compute, probe, &mut Workspace::default(), &mut comparison)
-        .context("stamping the template's own weights does not give the bytes that coremltools wrote")?;
-    if comparison.position != expected.len() {
-        bail!("stamping gives {} bytes, coremltools wrote {}", comparison.position, expected.len());
-    }
-    Ok(())
-}
-
-/// A writer that fails at the first byte that differs.
-struct Comparison<'a> {
-    expected: &'a [u8],
-    position: usize,
-}
-
-impl Write for Comparison<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let rest = &self.expected[self.position..];
+    let mut position = 0;
+    let mut compare = |bytes: &[u8]| {
+        let rest = &expected[position..];
         if rest.get(..bytes.len()) != Some(bytes) {
             let first = bytes.iter().zip(rest).take_while(|(a, b)| a == b).count();
-            return Err(std::io::Error::other(format!(
+            bail!(
                 "byte {} differs: stamped {:?}, coremltools {:?}",
-                self.position + first,
+                position + first,
                 bytes.get(first),
                 rest.get(first)
-            )));
+            );
         }
-        self.position += bytes.len();
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
+        position += bytes.len();
         Ok(())
+    };
+    stamp(layout, statics, compute, probe, &mut Workspace::default(), &mut compare)
+        .context("stamping the template's own weights does not give the bytes that coremltools wrote")?;
+    if position != expected.len() {
+        bail!("stamping gives {position} bytes, coremltools wrote {}", expected.len());
     }
+    Ok(())
 }
 
 /// The weights that the template was made with, as Python left them in a folder.

@@ -18,7 +18,7 @@ use crate::coremltools::{Array, Oracle, Python};
 use crate::mlpackage::Package;
 use crate::mlpackage::compare::{DifferenceKind, compare};
 use crate::mlpackage::inventory::{BlobUse, Feature, FunctionInfo};
-use crate::quant::{Guard, GuardedGroup};
+use crate::quant::GuardedGroup;
 
 /// Decode steps after the prefill.
 const DECODE_STEPS: usize = 3;
@@ -132,7 +132,7 @@ fn report<'a>(planned: &PlannedBlock, baked: &'a BakedBlock, output: &str) -> Op
 }
 
 fn guard_names(report: Option<&TensorReport>) -> String {
-    let kinds: BTreeSet<&str> = report.iter().flat_map(|report| &report.guarded).map(|g| g.guard.as_str()).collect();
+    let kinds: BTreeSet<&str> = report.iter().flat_map(|report| &report.guarded).map(|g| g.reason.as_str()).collect();
     kinds.into_iter().collect::<Vec<_>>().join(" or ")
 }
 

@@ -70,7 +70,9 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
         }
     };
     let outcomes: Vec<Outcome> = outcomes.into_values().collect();
-    opened.cache.collect_if_due();
+    if let Err(error) = opened.cache.collect_if_due(&super::cache::limits()?) {
+        ui.warn(format!("the cache could not be collected: {error:#}"));
+    }
     report(options, &opened, &outcomes, published, repaired, start.elapsed().as_secs_f64(), ui)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -96,7 +98,7 @@ fn report(
     if ui.is_json() {
         return ui.json(&Summary {
             out: &options.out,
-            recipe: opened.recipe.name(),
+            recipe: &opened.recipe.name,
             model: &opened.label,
             blocks: outcomes.len(),
             baked: outcomes.len() - cached,
@@ -113,7 +115,7 @@ fn report(
         "{} blocks of {} by {}: {} baked, {cached} cached, {} in `{}`, {seconds:.2} s",
         outcomes.len(),
         opened.label,
-        opened.recipe.name(),
+        opened.recipe.name,
         outcomes.len() - cached,
         bytes(total_size(outcomes)),
         options.out.display(),

@@ -31,7 +31,7 @@ pub(super) fn run(options: &Explain, global: &Global, ui: &Ui) -> Result<ExitCod
             }))?;
             continue;
         }
-        ui.data(format!("block {} of {} by {}", block.index, opened.label, opened.recipe.name()))?;
+        ui.data(format!("block {} of {} by {}", block.index, opened.label, opened.recipe.name))?;
         ui.data(format!("key      {}", block.key))?;
         match (&block.cached, &block.reason) {
             (Some(baked), _) => ui.data(format!("cached   package {}, {}", baked.package, bytes(block.bytes)))?,

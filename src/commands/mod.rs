@@ -83,12 +83,19 @@ impl Opened {
         };
         let recipe = Recipe::load(&selection.recipe, &selection.sets)?;
         let environment = Environment::find(global.python.as_deref())?;
-        let source_text = selection.model.as_deref().unwrap_or(recipe.model().source.as_str());
-        let source: ModelSource = source_text.parse()?;
+        let source = match (&selection.model, &recipe.model.source) {
+            (Some(text), _) => text.parse()?,
+            (None, Some(source)) => source.clone(),
+            (None, None) => {
+                return Err(Fault::usage(format!("recipe `{}` names no model", recipe.name))
+                    .with_hint("add `--model`, for instance `--model sample`")
+                    .into());
+            }
+        };
         let path = source.locate(environment.site_packages(), &ui.download_progress())?;
         let checkpoint = Checkpoint::open(&path)?;
         let cache = Cache::open(global.cache_dir.as_deref())?;
-        let label = model_label(source_text, &path);
+        let label = model_label(&source);
         let blocks = choose_blocks(selection.only.as_deref(), checkpoint.config().layers)?;
         let plan = Plan::new(&recipe, &checkpoint, &label, &environment, engine, &blocks)?;
         Ok(Self { recipe, checkpoint, environment, cache, label, plan })

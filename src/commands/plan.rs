@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::{Opened, default_jobs};
 use crate::bake::survey::{Surveyed, survey};
+use crate::cache::Lookup;
 use crate::cli::{Global, Plan};
 use crate::ui::{Ui, bytes};
 
@@ -45,10 +46,10 @@ pub(super) fn run(options: &Plan, global: &Global, ui: &Ui) -> Result<ExitCode> 
     });
     let mut python_needed = false;
     for key in templates.collect::<std::collections::BTreeSet<_>>() {
-        python_needed |= !opened.cache.has_action(&key)?;
+        python_needed |= !matches!(opened.cache.lookup::<serde::de::IgnoredAny>(&key)?, Lookup::Hit { .. });
     }
     let report = Report {
-        recipe: opened.recipe.name().to_owned(),
+        recipe: opened.recipe.name.clone(),
         model: opened.label.clone(),
         cached: blocks.len() - missing.len(),
         to_bake: missing.len(),

@@ -16,7 +16,7 @@ pub(super) fn run(command: &cli::Recipe, ui: &Ui) -> Result<ExitCode> {
         cli::Recipe::Check(options) => {
             let recipe = Recipe::load(&options.recipe, &[])?;
             if ui.is_json() {
-                ui.json(&json!({ "name": recipe.name(), "valid": true }))?;
+                ui.json(&json!({ "name": recipe.name, "valid": true }))?;
             } else {
                 ui.data(format!("{}: valid", options.recipe))?;
             }
@@ -43,7 +43,7 @@ fn show(options: &cli::RecipeShow, ui: &Ui) -> Result<()> {
         return ui.json(&recipe.resolved());
     }
     let text = match (options.resolved, options.origin) {
-        (false, _) => recipe.own_text().to_owned(),
+        (false, _) => Recipe::own_text(&options.recipe)?,
         (true, false) => recipe.resolved_toml(),
         (true, true) => recipe.resolved_toml_with_origins(),
     };

@@ -52,7 +52,7 @@ pub(super) fn run(options: &Verify, global: &Global, ui: &Ui) -> Result<ExitCode
     if ui.is_json() {
         ui.json(&Report {
             passed,
-            recipe: opened.recipe.name().to_owned(),
+            recipe: opened.recipe.name.clone(),
             model: opened.label.clone(),
             blocks: verdicts,
         })?;

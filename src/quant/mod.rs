@@ -19,6 +19,8 @@ mod goldens;
 #[cfg(test)]
 mod tests;
 
+use serde::{Deserialize, Serialize};
+
 pub use error::QuantError;
 pub use stream::{Kernel, Scratch, convert, quantize};
 
@@ -217,7 +219,8 @@ pub struct Report {
 }
 
 /// A group whose result departs from coremltools'.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct GuardedGroup {
     /// Index into the scales.
     pub index: usize,
@@ -226,7 +229,8 @@ pub struct GuardedGroup {
 }
 
 /// Where coremltools is wrong in silence, and what is written instead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Guard {
     /// Every weight is zero in the compute dtype. Written: codes 0, scale 1; coremltools: scale 0.
     Zero,

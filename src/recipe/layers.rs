@@ -227,14 +227,28 @@ fn is_path(reference: &str) -> bool {
     reference.contains('/') || reference.ends_with(".toml")
 }
 
+/// The TOML text that `name_or_path` stands for.
+pub(super) fn text(name_or_path: &str) -> Result<String> {
+    if is_path(name_or_path) {
+        return file_text(Path::new(name_or_path));
+    }
+    Ok(find_built_in(name_or_path)?.text.to_owned())
+}
+
+fn file_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).or_fault(|| Fault::usage(format!("cannot read recipe `{}`", path.display())))
+}
+
 fn read_file(path: &Path) -> Result<Layer> {
-    let text =
-        std::fs::read_to_string(path).or_fault(|| Fault::usage(format!("cannot read recipe `{}`", path.display())))?;
-    parse(&text, Origin::File(path.to_owned()))
+    parse(&file_text(path)?, Origin::File(path.to_owned()))
 }
 
 fn read_built_in(name: &str) -> Result<Layer> {
-    let Some(recipe) = builtin::find(name) else {
+    parse(find_built_in(name)?.text, Origin::BuiltIn(name.to_owned()))
+}
+
+fn find_built_in(name: &str) -> Result<&'static builtin::BuiltIn> {
+    builtin::find(name).ok_or_else(|| {
         let names = || builtin::ALL.iter().map(|recipe| recipe.name);
         let list = names().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let fault = Fault::usage(format!("no built-in recipe is named `{name}`; there are {list}"));
@@ -244,9 +258,8 @@ fn read_built_in(name: &str) -> Result<Layer> {
         } else {
             fault.with_hint(format!("a recipe file is named by its path: `./{name}.toml`"))
         };
-        return Err(fault.into());
-    };
-    parse(recipe.text, Origin::BuiltIn(name.to_owned()))
+        fault.into()
+    })
 }
 
 fn is_name(text: &str) -> bool {

@@ -279,6 +279,14 @@ impl Recipe {
         Self::from_layers(layers::load(name_or_path)?, layers::parse_sets(sets)?)
     }
 
+    /// Its own TOML text, without what it inherits.
+    ///
+    /// # Errors
+    /// As [`Recipe::load`], where the recipe cannot be found or read.
+    pub fn own_text(name_or_path: &str) -> Result<String> {
+        layers::text(name_or_path)
+    }
+
     fn from_layers(layers: Vec<Layer>, sets: Option<Layer>) -> Result<Self> {
         let mut merged = Merged::default();
         let fallback_name = layers.last().map(Layer::name).unwrap_or_default();
