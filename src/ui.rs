@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::bake::pipeline::{BlockState, Progress};
 use crate::checkpoint::hub;
 use crate::cli::Global;
-use crate::coremltools::Traceback;
+use crate::coremltools;
 use crate::error::{self, Fault, OrFault};
 
 /// The program's mouth.
@@ -149,7 +149,7 @@ fn style(template: &str) -> ProgressStyle {
 
 fn report(error: &anyhow::Error, verbose: bool) {
     let mut stderr = std::io::stderr().lock();
-    let mut causes = error.chain().filter(|cause| !cause.is::<Traceback>());
+    let mut causes = error.chain();
     let mut text = String::new();
     if let Some(outer) = causes.next() {
         text.push_str(&format!("anebake: error: {outer}\n"));
@@ -160,7 +160,7 @@ fn report(error: &anyhow::Error, verbose: bool) {
     for hint in error::hints(error) {
         text.push_str(&format!("  hint: {hint}\n"));
     }
-    if verbose && let Some(traceback) = error.chain().find_map(|cause| cause.downcast_ref::<Traceback>()) {
+    if verbose && let Some(traceback) = coremltools::traceback(error) {
         text.push_str(&format!("{traceback}\n"));
     }
     drop(stderr.write_all(text.as_bytes()));

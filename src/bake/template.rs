@@ -13,7 +13,7 @@ use super::layout::{Layout, TemplateTensor, learn};
 use super::plan::PlannedTensor;
 use super::stamp::{WeightSource, Workspace, stamp};
 use crate::cache::{ActionKey, BlobRef, Cache, Damaged, Lookup};
-use crate::coremltools::Python;
+use crate::coremltools::{PACKAGE, PROBES, Python};
 use crate::mlpackage::{MANIFEST, MODEL, Package};
 use crate::quant::{ComputeDtype, Scheme, Source, SourceDtype};
 
@@ -68,7 +68,7 @@ impl Template {
     ) -> Result<Self> {
         let folder = cache.temporary_folder()?;
         let reply = python.template(request, folder.path())?;
-        let package_path = folder.path().join("package.mlpackage");
+        let package_path = folder.path().join(PACKAGE);
         let package = Package::open(&package_path)?;
         let names: Vec<_> = tensors
             .iter()
@@ -131,7 +131,7 @@ impl<'a> Probe<'a> {
             ComputeDtype::F16 => SourceDtype::F16,
             ComputeDtype::F32 => SourceDtype::F32,
         };
-        Self { folder: folder.join("probe"), tensors, dtype }
+        Self { folder: folder.join(PROBES), tensors, dtype }
     }
 
     fn planned(&self, role: &str) -> Result<&PlannedTensor> {

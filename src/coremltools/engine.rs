@@ -54,6 +54,19 @@ pub struct TemplateScheme {
 }
 
 impl Python {
+    /// Imports everything that a bake needs; says what was imported.
+    ///
+    /// # Errors
+    /// An environment fault with Python's own words.
+    pub fn self_check(&self) -> Result<String> {
+        attached("importing coremltools", |py| {
+            py.import("anebake.bake")?;
+            py.import("coremltools.libmilstoragepython")?;
+            let version: String = py.import("coremltools")?.getattr("__version__")?.extract()?;
+            Ok(format!("coremltools {version} imports, its blob storage too"))
+        })
+    }
+
     /// Authors and converts one block filled with probe values, without any pass of coremltools. `folder` gets
     /// [`PACKAGE`], normalised, and [`PROBES`] (float16 for float16 compute, else float32).
     ///
