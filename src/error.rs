@@ -118,19 +118,14 @@ pub fn hints(error: &anyhow::Error) -> impl Iterator<Item = &str> {
     faults(error).filter_map(Fault::hint)
 }
 
+/// Every fault of the chain, outermost first.
 fn faults(error: &anyhow::Error) -> impl Iterator<Item = &Fault> {
-    // `downcast_ref` on the whole also finds a fault that was attached as context.
-    let context = error.downcast_ref::<Fault>();
-    error
-        .chain()
-        .filter_map(|cause| cause.downcast_ref::<Fault>())
-        .chain(context)
-        .scan(None::<*const Fault>, |seen, fault| {
-            let repeated = *seen == Some(std::ptr::from_ref(fault));
-            *seen = Some(std::ptr::from_ref(fault));
-            Some((!repeated).then_some(fault))
-        })
-        .flatten()
+    let chain = error.chain().filter_map(|cause| cause.downcast_ref::<Fault>());
+    // A fault that was attached as context is not among the chain's own types.
+    let context = error
+        .downcast_ref::<Fault>()
+        .filter(|fault| error.chain().all(|cause| !cause.downcast_ref::<Fault>().is_some_and(|f| std::ptr::eq(f, *fault))));
+    context.into_iter().chain(chain)
 }
 
 #[cfg(test)]

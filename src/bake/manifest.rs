@@ -242,9 +242,9 @@ fn tensor_record(planned: &PlannedTensor, digest: Digest, compute: &str, outcome
         _ => None,
     });
     TensorRecord {
-        name: planned.source.name().to_owned(),
+        name: planned.source.name.to_owned(),
         shape: planned.tensor.shape.clone(),
-        stored_as: planned.source.stored_dtype().to_owned(),
+        stored_as: planned.source.stored.to_owned(),
         source_sha256: digest,
         dtype: planned.scheme.map_or(compute, |scheme| scheme.dtype.as_str()).to_owned(),
         granularity: planned.scheme.map(|scheme| scheme.granularity.as_str().to_owned()),

@@ -465,7 +465,7 @@ impl WeightSource for BlockWeights<'_> {
 
     fn name(&self, role: &str) -> String {
         match self.find(role) {
-            Ok(planned) => planned.source.name().to_owned(),
+            Ok(planned) => planned.source.name.to_owned(),
             Err(_) => role.to_owned(),
         }
     }

@@ -159,7 +159,7 @@ impl Plan {
                 json!({
                     "role": planned.tensor.role,
                     "shape": planned.tensor.shape,
-                    "stored_as": planned.source.stored_dtype(),
+                    "stored_as": planned.source.stored,
                     "sha256": digest.to_string(),
                 })
             })
@@ -216,7 +216,7 @@ pub fn tensor_digest(
     memos: &[std::sync::Mutex<crate::cache::DigestMemo>],
     tensor: &TensorRef,
 ) -> Result<Digest> {
-    let (file, offset, length) = tensor.location();
+    let (file, offset, length) = (tensor.file, tensor.offset, tensor.length);
     let lock = || memos[file].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some(digest) = lock().get(offset, length) {
         return Ok(digest);
