@@ -22,10 +22,11 @@ IN_FILE = 10
 
 
 def probe(role: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Values for a template: pseudo-random, the same for a role, shape and dtype everywhere.
+    """Values for a template: pseudo-random, the same for a role, shape and dtype everywhere; float16 or float32.
 
-    Matrices have 2^-10 <= |x| < 2^-2, vectors 2^-6 <= |x| < 2^2: a block of them computes finite values. float16 and float32 only. Each value is made of the bits of a PCG64 stream seeded with the role's SHA-256, whose
-    output numpy keeps stable between versions. No two rows or tensors are equal, none is zero.
+    Matrices have 2^-10 <= |x| < 2^-2, vectors 2^-6 <= |x| < 2^2: a block of them computes finite values. Each value is
+    made of the bits of a PCG64 stream seeded with the role's SHA-256, whose output numpy keeps stable between versions.
+    No two rows or tensors are equal, none is zero.
     """
     count = int(np.prod(shape))
     seed = int.from_bytes(hashlib.sha256(role.encode()).digest()[:16], "little")
