@@ -26,7 +26,7 @@ class Embedded(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         """The spec of an embedded module, None for any other."""
         if fullname not in SOURCES:
             return None
-        return importlib.util.spec_from_loader(fullname, self, origin=f"<{fullname}>", is_package=SOURCES[fullname][0])
+        return importlib.util.spec_from_loader(fullname, self, origin="embedded", is_package=SOURCES[fullname][0])
 
     def is_package(self, fullname: str) -> bool:
         """Whether the module has modules below it."""
@@ -38,7 +38,7 @@ class Embedded(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         """The module, compiled."""
-        return compile(self.get_source(fullname), f"<{fullname}>", "exec", dont_inherit=True)
+        return compile(self.get_source(fullname), f"<embedded>/{fullname}", "exec", dont_inherit=True)
 
 
 # stdout carries the program's data.

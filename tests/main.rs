@@ -1,1 +1,5 @@
 //! The integration tests, one binary.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod coremltools;

@@ -1,6 +1,7 @@
 """What the program calls to get packages: a template without coremltools' passes, a block by coremltools' own road."""
 
 import contextlib
+import gc
 import hashlib
 import json
 import tempfile
@@ -53,6 +54,9 @@ def template(request_json: str, folder: Path) -> str:
     with _temporary_files_in(folder):
         _convert(program, request, ct.PassPipeline.EMPTY, folder / PACKAGE)
     package.normalise(folder / PACKAGE)
+    # A program is full of cycles that hold its weights.
+    del program
+    gc.collect()
     stored = {const_name(role) for role in shapes}
     return json.dumps(
         {
@@ -100,6 +104,8 @@ def convert_block(request_json: str, tensors: Mapping[str, npt.NDArray[Any]], fo
         ct.utils.save_multifunction(joined, str(folder / PACKAGE))
     package.normalise(folder / PACKAGE)
     _check_quantized(folder / PACKAGE, request)
+    del weights, joined
+    gc.collect()
 
 
 def _convert(program: Any, request: Request, passes: Any, path: Path | None) -> Any:

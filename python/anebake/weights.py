@@ -22,23 +22,25 @@ IN_FILE = 10
 
 
 def probe(role: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Values for a template: pseudo-random, the same for a role, shape and dtype everywhere, 2^-11 <= |x| < 2^-3.
+    """Values for a template: pseudo-random, the same for a role, shape and dtype everywhere; float16 or float32.
 
-    float16 and float32 only. Each value is made of the bits of a PCG64 stream seeded with the role's SHA-256, whose
-    output numpy keeps stable between versions. No two rows or tensors are equal, none is zero.
+    Matrices have 2^-10 <= |x| < 2^-2, vectors 2^-6 <= |x| < 2^2: a block of them computes finite values. Each value is
+    made of the bits of a PCG64 stream seeded with the role's SHA-256, whose output numpy keeps stable between versions.
+    No two rows or tensors are equal, none is zero.
     """
     count = int(np.prod(shape))
     seed = int.from_bytes(hashlib.sha256(role.encode()).digest()[:16], "little")
     wide = np.dtype(dtype).itemsize
+    exponent = 5 if len(shape) == 2 else 9
     words = np.random.PCG64(seed).random_raw(-(-count * wide // 8))
     if np.dtype(dtype) == np.float16:
         bits16 = words.astype("<u8", copy=False).view("<u2")[:count]
         bits16 &= np.uint16(0x9FFF)  # sign, three low exponent bits, mantissa
-        bits16 += np.uint16(4 << 10)
+        bits16 += np.uint16(exponent << 10)
         return bits16.view(np.float16).reshape(shape)
     bits32 = words.astype("<u8", copy=False).view("<u4")[:count]
     bits32 &= np.uint32(0x83FFFFFF)
-    bits32 += np.uint32(116 << 23)
+    bits32 += np.uint32((112 + exponent) << 23)
     return bits32.view(np.float32).reshape(shape)
 
 

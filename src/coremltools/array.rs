@@ -92,9 +92,7 @@ impl Array {
     /// Every value as f32; exact for float16, rounded for integers beyond 2^24.
     pub fn to_f32(&self) -> Vec<f32> {
         match self.dtype {
-            ArrayDtype::F16 => {
-                self.bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect()
-            }
+            ArrayDtype::F16 => self.bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
             ArrayDtype::F32 => self.bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
             ArrayDtype::I32 => self.bytes.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b) as f32).collect(),
         }

@@ -134,8 +134,9 @@ impl Environment {
             .with_hint(install(&self.executable, &format!("coremltools=={COREMLTOOLS}")))
             .into());
         }
-        let parts: Option<(u32, u32)> =
-            minor(&numpy).and_then(|text| text.split_once('.')).and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+        let parts: Option<(u32, u32)> = minor(&numpy)
+            .and_then(|text| text.split_once('.'))
+            .and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
         if parts.is_none_or(|parts| parts >= NUMPY_BELOW) {
             let (major, minor) = NUMPY_BELOW;
             return Err(Fault::environment(format!(
@@ -270,7 +271,10 @@ mod tests {
     fn another_python_than_the_linked_one_is_refused() {
         let (message, hint) = refused("3.7.1", &["coremltools-9.0", "numpy-1.26.4", "protobuf-7.36.2"]);
         let linked = linked_version();
-        assert_eq!(message, format!("`HOME/bin/python` is Python 3.7, but this program is linked with Python {linked}"));
+        assert_eq!(
+            message,
+            format!("`HOME/bin/python` is Python 3.7, but this program is linked with Python {linked}")
+        );
         assert_eq!(hint, "rebuild with `PYO3_PYTHON=HOME/bin/python cargo build --release`");
     }
 

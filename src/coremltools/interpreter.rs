@@ -22,7 +22,8 @@ pub fn started() -> bool {
     STARTED.load(Ordering::Acquire)
 }
 
-/// The running interpreter with coremltools and the embedded package imported. Calls are serialised by Python's lock.
+/// The running interpreter with coremltools and the embedded package imported. Calls from several
+/// threads run one after another.
 #[derive(Debug)]
 pub struct Python {
     _private: (),

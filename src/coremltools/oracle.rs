@@ -62,7 +62,12 @@ impl Oracle {
     ///
     /// # Errors
     /// An environment fault where names, dtypes or shapes of `inputs` are not the function's, or it is unknown.
-    pub fn predict(&self, function: &str, inputs: &[(&str, &Array)], state: &mut State) -> Result<Vec<(String, Array)>> {
+    pub fn predict(
+        &self,
+        function: &str,
+        inputs: &[(&str, &Array)],
+        state: &mut State,
+    ) -> Result<Vec<(String, Array)>> {
         let outputs: Vec<(String, Parts)> = attached("running a package", |py| {
             let arrays = py.import("anebake.arrays")?;
             let named = PyDict::new(py);
