@@ -161,7 +161,10 @@ impl BakeManifest {
         outcomes: &[Outcome],
         seconds: f64,
     ) -> Result<Self> {
-        let files = checkpoint.files().iter().map(|file| SourceFileRecord { name: file.name(), size: file.size() });
+        let files = checkpoint.files().iter().map(|file| SourceFileRecord {
+            name: file.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            size: file.size,
+        });
         let mut blocks = Vec::with_capacity(outcomes.len());
         for outcome in outcomes {
             let planned = plan.blocks.iter().find(|block| block.index == outcome.index);
@@ -242,9 +245,9 @@ fn tensor_record(planned: &PlannedTensor, digest: Digest, compute: &str, outcome
         _ => None,
     });
     TensorRecord {
-        name: planned.source.name.to_owned(),
+        name: planned.source.name.clone(),
         shape: planned.tensor.shape.clone(),
-        stored_as: planned.source.stored.to_owned(),
+        stored_as: planned.source.stored.clone(),
         source_sha256: digest,
         dtype: planned.scheme.map_or(compute, |scheme| scheme.dtype.as_str()).to_owned(),
         granularity: planned.scheme.map(|scheme| scheme.granularity.as_str().to_owned()),

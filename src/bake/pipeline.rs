@@ -147,7 +147,7 @@ impl Bake<'_> {
         wanted: &(dyn Fn(usize) -> bool + Sync),
     ) -> Result<Vec<Outcome>> {
         let blocks: Vec<&PlannedBlock> = self.plan.blocks.iter().filter(|block| wanted(block.index)).collect();
-        let memos = digest_memos(self.cache, self.checkpoint);
+        let memos = digest_memos(self.cache, self.checkpoint)?;
         let run = Run {
             bake: self,
             options,
@@ -171,7 +171,7 @@ impl Bake<'_> {
             result
         });
         for memo in &memos {
-            lock(memo).save()?;
+            memo.save()?;
         }
         outcome?;
         self.checkpoint.unchanged()?;
@@ -188,7 +188,7 @@ struct Run<'a> {
     bake: &'a Bake<'a>,
     options: Options,
     progress: &'a dyn Progress,
-    memos: &'a [Mutex<DigestMemo>],
+    memos: &'a [DigestMemo<'a>],
     blocks: &'a [&'a PlannedBlock],
     next: AtomicUsize,
     failed: AtomicBool,
@@ -293,8 +293,7 @@ impl Run<'_> {
             if self.stopped() {
                 return Ok(());
             }
-            digests.push(tensor_digest(self.bake.checkpoint, self.memos, &planned.source)?);
-            self.bake.checkpoint.release(&planned.source);
+            digests.push(tensor_digest(self.bake.checkpoint, self.memos, &planned.source));
         }
         let document = plan.block_document(block, &digests);
         let key = action_key(&document);

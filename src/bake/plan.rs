@@ -4,11 +4,11 @@ use anyhow::Result;
 use serde_json::{Map, Value, json};
 
 use crate::arch::{BlockTensor, ModelConfig, TensorKind};
-use crate::cache::{ActionKey, Cache, Digest, action_key};
+use crate::cache::{ActionKey, Cache, Digest, DigestMemo, FileIdentity, action_key};
 use crate::checkpoint::source::ModelSource;
 use crate::checkpoint::{Checkpoint, TensorRef};
 use crate::coremltools::{Environment, ToolVersions, sources_digest};
-use crate::error::Fault;
+use crate::error::{Fault, OrFault};
 use crate::quant::{ComputeDtype, Granularity, Scheme, WeightDtype};
 use crate::recipe::{self, Recipe};
 
@@ -208,27 +208,29 @@ impl Plan {
 }
 
 /// Digest of one tensor as it is stored, from the memo where it is known.
-///
-/// # Errors
-/// The file changed since it was opened.
-pub fn tensor_digest(
-    checkpoint: &Checkpoint,
-    memos: &[std::sync::Mutex<crate::cache::DigestMemo>],
-    tensor: &TensorRef,
-) -> Result<Digest> {
-    let (file, offset, length) = (tensor.file, tensor.offset, tensor.length);
-    let lock = || memos[file].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if let Some(digest) = lock().get(offset, length) {
-        return Ok(digest);
-    }
-    let digest = Digest::of(checkpoint.stored_bytes(tensor));
-    lock().insert(offset, length, digest);
-    Ok(digest)
+pub fn tensor_digest(checkpoint: &Checkpoint, memos: &[DigestMemo<'_>], tensor: &TensorRef) -> Digest {
+    let memo = &memos[tensor.file];
+    memo.get(tensor.offset, tensor.length).unwrap_or_else(|| {
+        let digest = Digest::of(checkpoint.stored_bytes(tensor));
+        memo.insert(tensor.offset, tensor.length, digest);
+        checkpoint.release(tensor);
+        digest
+    })
 }
 
-/// The digest memos of a checkpoint's files.
-pub fn digest_memos(cache: &Cache, checkpoint: &Checkpoint) -> Vec<std::sync::Mutex<crate::cache::DigestMemo>> {
-    checkpoint.files().iter().map(|file| std::sync::Mutex::new(cache.digest_memo(&file.identity()))).collect()
+/// The digest memos of a checkpoint's files, in the order of [`Checkpoint::files`].
+///
+/// # Errors
+/// A file is not there any more.
+pub fn digest_memos<'a>(cache: &'a Cache, checkpoint: &Checkpoint) -> Result<Vec<DigestMemo<'a>>> {
+    let files = checkpoint.files().iter();
+    files
+        .map(|file| {
+            let identity = FileIdentity::of(&file.path)
+                .or_fault(|| Fault::input(format!("cannot look at `{}`", file.path.display())))?;
+            Ok(cache.digest_memo(&identity))
+        })
+        .collect()
 }
 
 fn scheme(

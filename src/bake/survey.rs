@@ -7,8 +7,8 @@ use anyhow::Result;
 use serde_json::Value;
 
 use super::pipeline::{Bake, BakedBlock};
-use super::plan::{PlannedBlock, digest_memos, tensor_digest};
-use crate::cache::{ActionKey, Change, Lookup, action_key, difference};
+use super::plan::{PlannedBlock, PlannedTensor, digest_memos, tensor_digest};
+use crate::cache::{ActionKey, Change, Digest, Lookup, action_key, difference};
 use crate::quant::{ComputeDtype, Granularity, WeightDtype};
 
 /// What would become of one block.
@@ -61,16 +61,13 @@ impl std::fmt::Display for Reason {
 /// # Errors
 /// The checkpoint or the cache cannot be read.
 pub fn survey(bake: &Bake<'_>, jobs: std::num::NonZeroUsize) -> Result<Vec<Surveyed>> {
-    let memos = digest_memos(bake.cache, bake.checkpoint);
+    let memos = digest_memos(bake.cache, bake.checkpoint)?;
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());
     let one = |block: &PlannedBlock| -> Result<Surveyed> {
-        let digests = block.tensors.iter().map(|planned| {
-            let digest = tensor_digest(bake.checkpoint, &memos, &planned.source);
-            bake.checkpoint.release(&planned.source);
-            digest
-        });
-        let document = bake.plan.block_document(block, &digests.collect::<Result<Vec<_>>>()?);
+        let digest = |planned: &PlannedTensor| tensor_digest(bake.checkpoint, &memos, &planned.source);
+        let digests: Vec<Digest> = block.tensors.iter().map(digest).collect();
+        let document = bake.plan.block_document(block, &digests);
         let key = action_key(&document);
         let cached = match bake.cache.lookup::<BakedBlock>(&key)? {
             Lookup::Hit { result } => Some(result),
