@@ -122,7 +122,7 @@ fn is_current(cache: &Cache, package: &Path, files: &[BakedFile]) -> bool {
             Err(_) => return false,
         }
     }
-    found == files.len() && files.iter().all(|file| cache.same_file(&file.blob, &package.join(&file.path)))
+    found == files.len() && files.iter().all(|file| cache.same_file(&file.blob, &package.join(&file.path)).unwrap_or(false))
 }
 
 /// Writes a package to `path`, which must not exist.

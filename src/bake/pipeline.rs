@@ -85,7 +85,7 @@ impl BakedBlock {
             .zip(&digests)
             .map(|(file, sha256)| PackageFile { path: &file.path, size: file.blob.size, sha256 })
             .collect();
-        let package = Digest::from(mlpackage::package_hash(&listed));
+        let package = Digest(mlpackage::package_hash(&listed));
         Self { package, files, tensors }
     }
 

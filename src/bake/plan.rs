@@ -157,7 +157,7 @@ impl Plan {
             .zip(digests)
             .map(|(planned, digest)| {
                 json!({
-                    "role": planned.tensor.role,
+                    "name": planned.tensor.role,
                     "shape": planned.tensor.shape,
                     "stored_as": planned.source.stored,
                     "sha256": digest.to_string(),

@@ -94,6 +94,21 @@ pub struct Change {
     pub new: Option<Value>,
 }
 
+/// `recipe.weights.dtype: "int8" -> "int4"`; long values are cut, an absent one is `none`.
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const LONGEST: usize = 40;
+        let show = |value: &Option<Value>| {
+            let text = value.as_ref().map_or_else(|| "none".to_owned(), Value::to_string);
+            match text.char_indices().nth(LONGEST) {
+                Some((end, _)) => format!("{}…", &text[..end]),
+                None => text,
+            }
+        };
+        write!(f, "{}: {} -> {}", self.path, show(&self.old), show(&self.new))
+    }
+}
+
 /// What differs between two documents, in the order of the new one, then what was removed.
 ///
 /// Members are compared by name, items of a list by position; where every item of both lists is an object whose string

@@ -159,6 +159,14 @@ impl Cache {
         Ok(folder.path().join(format!("{serial:x}")))
     }
 
+    /// A new temporary folder on the cache's disk, removed when dropped.
+    ///
+    /// # Errors
+    /// The cache cannot be written.
+    pub fn temporary_folder(&self) -> Result<TempDir> {
+        TempDir::new_in(&self.prepared_temporaries()?)
+    }
+
     fn prepared_temporaries(&self) -> Result<PathBuf> {
         let folder = self.bucket(TEMPORARIES);
         fs::create_dir_all(&folder).map_err(|error| cannot_write(&self.root, None, error))?;

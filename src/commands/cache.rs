@@ -46,15 +46,15 @@ fn verify(cache: &Cache, ui: &Ui) -> Result<ExitCode> {
     let bar = ui.byte_progress("verifying");
     let mut checked = 0;
     let damaged = cache.verify(&mut |progress| {
-        checked = progress.bytes;
-        bar.show(progress.bytes, progress.of_bytes);
+        checked = progress.checked_bytes;
+        bar.show(progress.checked_bytes, progress.total_bytes);
     })?;
     drop(bar);
     if ui.is_json() {
         ui.json(&json!({ "bytes": checked, "damaged": damaged }))?;
     } else {
         for file in &damaged {
-            ui.data(format!("damaged  {file}"))?;
+            ui.data(format!("damaged  {}", file.path.display()))?;
         }
         ui.data(format!("{} checked; {} damaged files", bytes(checked), damaged.len()))?;
     }

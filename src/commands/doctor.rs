@@ -42,12 +42,12 @@ pub(super) fn run(global: &Global, ui: &Ui) -> Result<ExitCode> {
         Ok(environment) => {
             add("python", true, Ok(environment.executable().display().to_string()));
             add("packages", true, environment.tool_versions().map(|tools| tools.to_string()));
-            add("coremltools", true, Python::start(environment).and_then(Python::self_check));
+            add("coremltools", true, Python::start(environment).and_then(|python| python.self_check()));
             add("sample model", false, sample::locate(environment.site_packages()).map(|p| p.display().to_string()));
         }
     }
     let cache = Cache::open(global.cache_dir.as_deref());
-    let cache = cache.and_then(|cache| cache.check_writable().map(|()| cache));
+    let cache = cache.and_then(|cache| cache.temporary_folder().map(|_| cache));
     add("cache", true, cache.map(|cache| {
         let free = rustix::fs::statvfs(cache.root()).map(|stat| bytes(stat.f_bavail * stat.f_frsize));
         format!("{}, {} free", cache.root().display(), free.unwrap_or_else(|_| "unknown".to_owned()))

@@ -19,7 +19,6 @@ use crate::bake::pipeline::{Bake, Outcome};
 use crate::bake::plan::{Engine, Plan, choose_blocks, model_label};
 use crate::cache::{Cache, remove_own_temporaries};
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::source::ModelSource;
 use crate::cli::{self, Cli, Command, Global, Selection};
 use crate::coremltools::Environment;
 use crate::error::{Fault, OrFault, Status};
@@ -94,6 +93,7 @@ impl Opened {
         };
         let path = source.locate(environment.site_packages(), &ui.download_progress())?;
         let checkpoint = Checkpoint::open(&path)?;
+        checkpoint.check()?;
         let cache = Cache::open(global.cache_dir.as_deref())?;
         let label = model_label(&source);
         let blocks = choose_blocks(selection.only.as_deref(), checkpoint.config().layers)?;

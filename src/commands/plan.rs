@@ -45,7 +45,7 @@ pub(super) fn run(options: &Plan, global: &Global, ui: &Ui) -> Result<ExitCode> 
         Some(opened.plan.template_action(block).1)
     });
     let mut python_needed = false;
-    for key in templates.collect::<std::collections::BTreeSet<_>>() {
+    for key in templates.collect::<std::collections::HashSet<_>>() {
         python_needed |= !matches!(opened.cache.lookup::<serde::de::IgnoredAny>(&key)?, Lookup::Hit { .. });
     }
     let report = Report {

@@ -4,6 +4,7 @@ use super::interpreter::linked_version;
 use crate::error::Fault;
 use anyhow::Result;
 use serde::Serialize;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The coremltools that the graphs and the quantizer are made for; a patch release is fine.
@@ -25,6 +26,13 @@ pub struct ToolVersions {
     pub protobuf: String,
     /// The libpython that this program is linked with, for instance `3.11.7`.
     pub python: String,
+}
+
+impl fmt::Display for ToolVersions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { coremltools, numpy, protobuf, python } = self;
+        write!(f, "coremltools {coremltools}, numpy {numpy}, protobuf {protobuf}, Python {python}")
+    }
 }
 
 /// A Python interpreter and the folder where its packages lie.
