@@ -9,9 +9,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::condition::Condition;
 use super::failure::cannot_read;
 use super::sealed::Seal;
-use super::store::Condition;
 use super::{ACTIONS, ActionKey, BlobRef, Cache, Digest, Durability, MEMOS, action_key, canonical_json, note_use};
 
 /// What the cache knows of an action.
@@ -267,5 +267,55 @@ mod tests {
         assert_eq!(hits, 200);
         assert_eq!(fixture.cache.verify(&mut |_| {}).unwrap(), []);
         assert_eq!(fixture.cache.stats().unwrap().quarantined, 0);
+    }
+
+    const ROOT: &str = "ANEBAKE_TEST_CACHE";
+
+    #[test]
+    #[ignore = "needs a parent: run by the test of killing"]
+    fn child_that_records_until_it_is_killed() {
+        let cache = Cache::open(Some(std::env::var_os(ROOT).unwrap().as_ref())).unwrap();
+        for number in (0..20).cycle() {
+            let blob = cache.put(&[number; 100_000]).unwrap();
+            let document = json!({ "number": number });
+            cache.record(&action_key(&document), &document, &blob, &[blob], Some(&json!("subject"))).unwrap();
+        }
+    }
+
+    #[test]
+    fn processes_killed_at_any_moment_leave_only_whole_files_and_nothing_temporary() {
+        let fixture = Fixture::new();
+        for round in 0..25 {
+            let mut children = [(); 2].map(|()| {
+                std::process::Command::new(std::env::current_exe().unwrap())
+                    .args(["cache::actions::tests::child_that_records_until_it_is_killed", "--exact", "--ignored"])
+                    .env(ROOT, fixture.cache.root())
+                    .stdout(std::process::Stdio::null())
+                    .spawn()
+                    .unwrap()
+            });
+            std::thread::sleep(std::time::Duration::from_millis(10 + 7 * round % 60));
+            for child in &mut children {
+                child.kill().unwrap();
+                child.wait().unwrap();
+            }
+            let cache = fixture.reopened();
+            assert_eq!(cache.verify(&mut |_| {}).unwrap(), []);
+            for number in 0..20 {
+                let key = action_key(&json!({ "number": number }));
+                match cache.lookup::<BlobRef>(&key).unwrap() {
+                    Lookup::Hit { result } => assert_eq!(cache.read(&result).unwrap(), [number; 100_000]),
+                    missed => assert_eq!(missed, Lookup::Miss),
+                }
+            }
+            drop(cache);
+            assert!(cache_is_tidy(&fixture));
+        }
+        assert!(fixture.cache.stats().unwrap().entries > 0, "the children got somewhere");
+    }
+
+    fn cache_is_tidy(fixture: &Fixture) -> bool {
+        fs::read_dir(fixture.cache.bucket(crate::cache::TEMPORARIES))
+            .map_or(true, |mut folders| folders.next().is_none())
     }
 }

@@ -1,19 +1,18 @@
-//! What the cache holds, and keeping that within limits.
+//! Keeping the cache within limits.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use serde::Serialize;
-use walkdir::WalkDir;
 
 use super::actions::Entry;
-use super::failure::{cannot_read, cannot_write};
-use super::store::SIGNATURE_EXTENSION;
+use super::condition::SIGNATURE_EXTENSION;
+use super::failure::cannot_write;
+use super::inventory::StoredFile;
 use super::{ACTIONS, BLOBS, Cache, Digest, MEMOS, QUARANTINE, TEMPORARIES, sweep_stale};
 
 /// At most this often does [`Cache::collect_if_due`] collect.
@@ -50,42 +49,6 @@ pub struct Freed {
     pub bytes: u64,
 }
 
-/// What the cache holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Stats {
-    /// Actions.
-    pub entries: u64,
-    /// Blobs.
-    pub blobs: u64,
-    /// Bytes of all files, those that are shared with outputs included.
-    pub bytes: u64,
-    /// Files in quarantine.
-    pub quarantined: u64,
-    /// When the entry that was used least recently was used, in seconds since 1970, to within a day.
-    pub oldest_use: Option<u64>,
-}
-
-pub(super) struct StoredFile {
-    pub(super) path: PathBuf,
-    pub(super) metadata: Metadata,
-}
-
-impl StoredFile {
-    /// The digest that the file's name is, without the ending of a signature.
-    pub(super) fn digest(&self) -> Option<Digest> {
-        let name = if self.is_signature() { self.path.file_stem() } else { self.path.file_name() };
-        name?.to_str()?.parse().ok()
-    }
-
-    pub(super) fn is_signature(&self) -> bool {
-        self.path.extension().is_some_and(|extension| extension == SIGNATURE_EXTENSION)
-    }
-
-    fn modified(&self) -> SystemTime {
-        self.metadata.modified().unwrap_or(UNIX_EPOCH)
-    }
-}
-
 struct StoredEntry {
     file: StoredFile,
     blobs: HashSet<Digest>,
@@ -97,31 +60,6 @@ struct StoredBlob {
 }
 
 impl Cache {
-    /// What the cache holds.
-    ///
-    /// # Errors
-    /// A folder of the cache cannot be read.
-    pub fn stats(&self) -> Result<Stats> {
-        let mut stats = Stats::default();
-        let mut oldest = None;
-        for bucket in [ACTIONS, BLOBS, MEMOS, QUARANTINE, TEMPORARIES] {
-            for file in self.files(bucket)? {
-                stats.bytes += file.metadata.len();
-                match bucket {
-                    ACTIONS => {
-                        stats.entries += 1;
-                        oldest = oldest.into_iter().chain([file.modified()]).min();
-                    }
-                    BLOBS if !file.is_signature() => stats.blobs += 1,
-                    QUARANTINE => stats.quarantined += 1,
-                    _ => {}
-                }
-            }
-        }
-        stats.oldest_use = oldest.map(|at| at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()));
-        Ok(stats)
-    }
-
     /// [`Cache::gc`], but at most once a day; `None` when it was not due.
     ///
     /// # Errors
@@ -195,25 +133,6 @@ impl Cache {
             }
         }
         Ok(freed)
-    }
-
-    /// The regular files of a bucket, in no order; a missing bucket has none.
-    pub(super) fn files(&self, bucket: &str) -> Result<Vec<StoredFile>> {
-        let folder = self.bucket(bucket);
-        let mut files = Vec::new();
-        for entry in WalkDir::new(&folder) {
-            let found = entry.and_then(|entry| Ok((entry.metadata()?, entry)));
-            match found {
-                Ok((metadata, entry)) if metadata.is_file() => {
-                    files.push(StoredFile { path: entry.into_path(), metadata });
-                }
-                Ok(_) => {}
-                // Another process removed it.
-                Err(error) if error.io_error().is_some_and(|error| error.kind() == io::ErrorKind::NotFound) => {}
-                Err(error) => return Err(cannot_read(&folder, error.into())),
-            }
-        }
-        Ok(files)
     }
 
     /// The blobs; signatures without one are removed on the way, if `grace` has passed.
@@ -401,20 +320,5 @@ mod tests {
         let freed = fixture.cache.gc(&Limits { max_bytes: 15_000, ..NO_GRACE }).unwrap();
         assert_eq!((freed.entries, freed.blobs, freed.bytes), (0, 0, 10_000));
         assert!(is_hit(&fixture, &key));
-    }
-
-    #[test]
-    fn statistics_count_what_is_there() {
-        let fixture = Fixture::new();
-        assert_eq!(fixture.cache.stats().unwrap(), Stats::default());
-        action(&fixture, 1, 3 * DAY);
-        let (_, blob) = action(&fixture, 2, DAY);
-        fixture.flip(&fixture.cache.blob_path(&blob.sha256), 0);
-        assert!(!fixture.cache.contains(&blob).unwrap());
-        let stats = fixture.cache.stats().unwrap();
-        assert_eq!((stats.entries, stats.blobs, stats.quarantined), (2, 1, 1));
-        assert!(stats.bytes > 20_000 && stats.bytes < 24_000);
-        let idle = age(UNIX_EPOCH + Duration::from_secs(stats.oldest_use.unwrap()));
-        assert!(idle >= 3 * DAY && idle < 4 * DAY);
     }
 }

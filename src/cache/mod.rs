@@ -13,6 +13,7 @@
 //!        memo-v1/subjects/   the document last recorded for a subject
 //!        tmp-v1/             one folder per process, see [`TempDir`]
 //!        quarantine-v1/      what was found damaged
+//!        collected           its mtime: when limits were last enforced automatically
 //! ```
 //!
 //! A bucket's name carries its version; another format is another bucket.
@@ -23,9 +24,11 @@
 
 mod actions;
 mod collect;
+mod condition;
 mod digest;
 mod document;
 mod failure;
+mod inventory;
 mod memo;
 mod publish;
 mod sealed;
@@ -48,10 +51,11 @@ use anyhow::Result;
 use crate::error::{Fault, OrFault};
 
 pub use actions::Lookup;
-pub use collect::{Freed, Limits, Stats};
+pub use collect::{Freed, Limits};
 pub use digest::{BlobRef, Digest};
 pub use document::{ActionKey, Change, action_key, canonical_json, difference};
 pub use failure::Damaged;
+pub use inventory::Stats;
 pub use memo::{DigestMemo, FileIdentity};
 pub use publish::Published;
 pub use store::BlobWriter;
@@ -149,7 +153,8 @@ impl Cache {
         let folder = match self.temporary.get() {
             Some(folder) => folder,
             None => {
-                let fresh = TempDir::new_in(&self.prepared_temporaries()?)?;
+                let fresh = TempDir::create_in(&self.prepared_temporaries()?)
+                    .map_err(|error| cannot_write(&self.root, None, error))?;
                 // Where two threads get here together, the later one's folder goes away with the returned `Err`.
                 let _ = self.temporary.set(fresh);
                 self.temporary.get().expect("set above or by another thread")

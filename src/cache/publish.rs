@@ -9,11 +9,11 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::condition::Condition;
 use super::digest::BUFFER;
 use super::failure::{cannot_read, cannot_write_to};
 use super::sealed::Seal;
 use super::signature::{Remembered, Signature, Verdict};
-use super::store::Condition;
 use super::{BlobRef, Cache, Damaged, Digest, Durability, MEMOS, note_use};
 use crate::error::Fault;
 
@@ -35,11 +35,6 @@ pub enum Published {
 struct Output {
     sha256: Digest,
     remembered: Remembered,
-}
-
-enum CopyFailure {
-    Read(io::Error),
-    Write(io::Error),
 }
 
 impl Cache {
@@ -129,28 +124,25 @@ impl Cache {
             _ => cannot_write_to(parent(destination), Some(blob.size), error),
         })?;
         let copied = copy_and_hash(&mut from, &mut to).and_then(|found| {
-            if found != *blob {
+            if found != Some(*blob) {
                 return Ok(None);
             }
-            let finish = || {
-                to.set_permissions(Permissions::from_mode(0o444))?;
-                to.set_modified(from.metadata()?.modified()?)?;
-                to.sync_data()?;
-                to.metadata()
-            };
-            finish().map(Some).map_err(CopyFailure::Write)
+            to.set_permissions(Permissions::from_mode(0o444))?;
+            to.set_modified(from.metadata()?.modified()?)?;
+            to.sync_data()?;
+            to.metadata().map(Some)
         });
         match copied {
             Ok(Some(metadata)) => {
                 self.remember_output(&blob.sha256, Signature::of(&metadata));
                 Ok(())
             }
-            Ok(None) | Err(CopyFailure::Read(_)) => {
+            Ok(None) => {
                 let _ = fs::remove_file(destination);
                 self.quarantine_blob(&blob.sha256);
                 Err(Damaged { digest: blob.sha256, missing: false }.into())
             }
-            Err(CopyFailure::Write(error)) => Err(abandon(destination, blob, error)),
+            Err(error) => Err(abandon(destination, blob, error)),
         }
     }
 
@@ -175,20 +167,22 @@ fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn copy_and_hash(from: &mut File, to: &mut File) -> Result<BlobRef, CopyFailure> {
+/// Copies to the end and says what was copied; nothing, if `from` cannot be read: as good as altered. Errors are those of
+/// `to`.
+fn copy_and_hash(from: &mut File, to: &mut File) -> io::Result<Option<BlobRef>> {
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; BUFFER];
     let mut size = 0;
     loop {
         match from.read(&mut buffer) {
-            Ok(0) => return Ok(BlobRef { sha256: Digest(hasher.finalize().into()), size }),
+            Ok(0) => return Ok(Some(BlobRef { sha256: Digest(hasher.finalize().into()), size })),
             Ok(count) => {
                 hasher.update(&buffer[..count]);
-                to.write_all(&buffer[..count]).map_err(CopyFailure::Write)?;
+                to.write_all(&buffer[..count])?;
                 size += count as u64;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(CopyFailure::Read(error)),
+            Err(_) => return Ok(None),
         }
     }
 }

@@ -45,7 +45,8 @@ impl TempDir {
         Self::create_in(folder).map_err(|error| cannot_write_to(folder, None, error))
     }
 
-    fn create_in(folder: &Path) -> io::Result<Self> {
+    /// [`TempDir::new_in`], for a caller with better words for the failure.
+    pub(super) fn create_in(folder: &Path) -> io::Result<Self> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let (path, new) = loop {
             let serial = SERIAL.fetch_add(1, Ordering::Relaxed);

@@ -8,10 +8,10 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::actions::Entry;
-use super::collect::StoredFile;
+use super::condition::{Condition, StoredSignature};
 use super::failure::cannot_read;
+use super::inventory::StoredFile;
 use super::sealed::Seal;
-use super::store::{Condition, StoredSignature};
 use super::{ACTIONS, BLOBS, BlobRef, Cache, MEMOS};
 
 /// How far a verification is.
