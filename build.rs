@@ -5,9 +5,6 @@ fn main() {
     pyo3_build_config::add_libpython_rpath_link_args();
     pyo3_build_config::add_python_framework_link_args();
     let config = pyo3_build_config::get();
-    println!(
-        "cargo:rustc-env=ANEBAKE_BUILD_PYTHON={}",
-        config.executable().unwrap_or("")
-    );
+    println!("cargo:rustc-env=ANEBAKE_BUILD_PYTHON={}", config.executable().unwrap_or(""));
     println!("cargo:rerun-if-env-changed=PYO3_PYTHON");
 }

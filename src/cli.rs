@@ -7,11 +7,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 /// Bakes the checkpoint of a transformer language model into Core ML packages, one per transformer block.
 #[derive(Debug, Parser)]
 #[command(name = "anebake", version, about, max_term_width = 110, propagate_version = true)]
-#[command(
-    after_help = "Exit status: 0 done, 1 a check said no, 2 usage or recipe, 3 environment, 4 input or disk, \
+#[command(after_help = "Exit status: 0 done, 1 a check said no, 2 usage or recipe, 3 environment, 4 input or disk, \
                         5 incomplete (--frozen), 130 interrupted.\n\n\
-                        Start with `anebake convert --model sample`, then `anebake inspect out/block-00.mlpackage`."
-)]
+                        Start with `anebake convert --model sample`, then `anebake inspect out/block-00.mlpackage`.")]
 pub struct Cli {
     /// What applies to every command.
     #[command(flatten)]

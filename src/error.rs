@@ -122,9 +122,9 @@ pub fn hints(error: &anyhow::Error) -> impl Iterator<Item = &str> {
 fn faults(error: &anyhow::Error) -> impl Iterator<Item = &Fault> {
     let chain = error.chain().filter_map(|cause| cause.downcast_ref::<Fault>());
     // A fault that was attached as context is not among the chain's own types.
-    let context = error
-        .downcast_ref::<Fault>()
-        .filter(|fault| error.chain().all(|cause| !cause.downcast_ref::<Fault>().is_some_and(|f| std::ptr::eq(f, *fault))));
+    let context = error.downcast_ref::<Fault>().filter(|fault| {
+        error.chain().all(|cause| !cause.downcast_ref::<Fault>().is_some_and(|f| std::ptr::eq(f, *fault)))
+    });
     context.into_iter().chain(chain)
 }
 

@@ -273,7 +273,9 @@ impl hub::Progress for DownloadProgress<'_> {
             self.ui.note(format!("fetching   {file}  {}", bytes(size)));
         }
         let bar = self.ui.bars.add(ProgressBar::new(size));
-        bar.set_style(style("{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}, {eta} left"));
+        bar.set_style(style(
+            "{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}, {eta} left",
+        ));
         bar.set_message(file.to_owned());
         *self.bar() = Some(bar);
     }

@@ -2,4 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod cli;
 mod coremltools;
+mod support;

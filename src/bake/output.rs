@@ -84,7 +84,9 @@ pub fn publish(
             Err(error) if error.chain().any(|cause| cause.is::<Damaged>()) => {
                 damaged.insert(index);
             }
-            Err(error) => return Err(error).or_fault(|| unwritable(out, &format!("cannot write `{}`", path.display()))),
+            Err(error) => {
+                return Err(error).or_fault(|| unwritable(out, &format!("cannot write `{}`", path.display())));
+            }
         }
     }
     if !damaged.is_empty() {
@@ -100,9 +102,7 @@ pub fn publish(
 fn keep_others(manifest: &mut BakeManifest, previous: &BakeManifest, out: &Path) {
     let known: BTreeSet<usize> = manifest.blocks.iter().map(|record| record.index).collect();
     let whole = |files: &[super::manifest::FileRecord], package: &Path| {
-        files.iter().all(|file| {
-            package.join(&file.path).metadata().is_ok_and(|metadata| metadata.len() == file.size)
-        })
+        files.iter().all(|file| package.join(&file.path).metadata().is_ok_and(|metadata| metadata.len() == file.size))
     };
     let others = previous.blocks.iter().filter(|record| !known.contains(&record.index));
     manifest.blocks.extend(others.filter(|record| whole(&record.files, &out.join(&record.path))).cloned());
@@ -122,7 +122,8 @@ fn is_current(cache: &Cache, package: &Path, files: &[BakedFile]) -> bool {
             Err(_) => return false,
         }
     }
-    found == files.len() && files.iter().all(|file| cache.same_file(&file.blob, &package.join(&file.path)).unwrap_or(false))
+    found == files.len()
+        && files.iter().all(|file| cache.same_file(&file.blob, &package.join(&file.path)).unwrap_or(false))
 }
 
 /// Writes a package to `path`, which must not exist.
@@ -182,7 +183,8 @@ fn remove_leftovers(out: &Path, previous: Option<&BakeManifest>, manifest: &Bake
         let path = out.join(&record.path);
         let plain = Path::new(&record.path).components().count() == 1 && record.path.starts_with("block-");
         if plain && !listed.contains(record.path.as_str()) && path.is_dir() {
-            std::fs::remove_dir_all(&path).or_fault(|| unwritable(out, "cannot remove a package of an earlier bake"))?;
+            std::fs::remove_dir_all(&path)
+                .or_fault(|| unwritable(out, "cannot remove a package of an earlier bake"))?;
             removed += 1;
         }
     }

@@ -156,7 +156,11 @@ impl Bake<'_> {
             next: AtomicUsize::new(0),
             blocks: &blocks,
             failed: AtomicBool::new(false),
-            board: Mutex::new(Board { templates: BTreeMap::new(), deferred: VecDeque::new(), undigested: blocks.len() }),
+            board: Mutex::new(Board {
+                templates: BTreeMap::new(),
+                deferred: VecDeque::new(),
+                undigested: blocks.len(),
+            }),
             changed: Condvar::new(),
             outcomes: Mutex::new(BTreeMap::new()),
         };
@@ -362,8 +366,7 @@ impl Run<'_> {
         let start = Instant::now();
         self.progress.template_started();
         let python = Python::start(environment)?;
-        let template =
-            Template::make(cache, python, key, document, &block.request, &block.tensors, plan.compute)?;
+        let template = Template::make(cache, python, key, document, &block.request, &block.tensors, plan.compute)?;
         self.progress.template_ready(start.elapsed().as_secs_f64());
         Ok(template)
     }

@@ -115,8 +115,7 @@ impl Plan {
             .into());
         }
         let tensors = config.block_tensors();
-        let roles: Vec<&str> =
-            tensors.iter().filter(|t| t.kind == TensorKind::Projection).map(|t| t.role).collect();
+        let roles: Vec<&str> = tensors.iter().filter(|t| t.kind == TensorKind::Projection).map(|t| t.role).collect();
         recipe.check_overrides(config.layers, &roles)?;
         let compute = match recipe.package.compute_precision {
             recipe::ComputePrecision::Float16 => ComputeDtype::F16,
@@ -260,9 +259,7 @@ fn scheme(
             .into());
         }
         recipe::Granularity::PerTensor => Granularity::PerTensor,
-        recipe::Granularity::PerBlock => {
-            Granularity::PerBlock { block_size: weights.block_size.unwrap_or_default() }
-        }
+        recipe::Granularity::PerBlock => Granularity::PerBlock { block_size: weights.block_size.unwrap_or_default() },
     };
     if let Granularity::PerBlock { block_size } = granularity
         && (block_size == 0 || !tensor.shape[1].is_multiple_of(block_size))

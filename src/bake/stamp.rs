@@ -131,8 +131,12 @@ fn tensor_error(error: anyhow::Error, name: &str) -> anyhow::Error {
         Some(QuantError::Overflows16 { .. }) => {
             "values above 65504 need `--set package.compute_precision=float32` (which never runs on the Neural Engine)"
         }
-        Some(QuantError::BlockSize { .. }) => "choose a `weights.block_size` that divides the columns of every projection",
-        Some(QuantError::Length { .. } | QuantError::Empty { .. }) => "the checkpoint is damaged: fetch or save it again",
+        Some(QuantError::BlockSize { .. }) => {
+            "choose a `weights.block_size` that divides the columns of every projection"
+        }
+        Some(QuantError::Length { .. } | QuantError::Empty { .. }) => {
+            "the checkpoint is damaged: fetch or save it again"
+        }
         None => return error,
     };
     let status = match error.downcast_ref::<QuantError>() {

@@ -179,16 +179,10 @@ fn shared_with(used: &BlobUse, blobs: &[BlobUse]) -> Option<String> {
 }
 
 /// Prefill at position 0, some decode steps, and a decode step at the last position, with states carried over.
-fn compare_outputs(
-    functions: &[FunctionInfo],
-    left: &Oracle,
-    right: &Oracle,
-    verdict: &mut Verdict,
-) -> Result<()> {
+fn compare_outputs(functions: &[FunctionInfo], left: &Oracle, right: &Oracle, verdict: &mut Verdict) -> Result<()> {
     let function = |name: &str| functions.iter().find(|function| function.name == name);
     let (decode, prefill) = (function("decode"), function("prefill"));
-    let (decode, prefill) =
-        decode.zip(prefill).context("the package has no functions `decode` and `prefill`")?;
+    let (decode, prefill) = decode.zip(prefill).context("the package has no functions `decode` and `prefill`")?;
     let context = feature(&decode.inputs, "causal_mask")?.shape.last().copied().unwrap_or_default() as usize;
     let tokens = feature(&prefill.inputs, "hidden_state")?.shape.get(1).copied().unwrap_or_default() as usize;
     let mut states = (left.new_state("decode")?, right.new_state("decode")?);

@@ -48,10 +48,14 @@ pub(super) fn run(global: &Global, ui: &Ui) -> Result<ExitCode> {
     }
     let cache = Cache::open(global.cache_dir.as_deref());
     let cache = cache.and_then(|cache| cache.temporary_folder().map(|_| cache));
-    add("cache", true, cache.map(|cache| {
-        let free = rustix::fs::statvfs(cache.root()).map(|stat| bytes(stat.f_bavail * stat.f_frsize));
-        format!("{}, {} free", cache.root().display(), free.unwrap_or_else(|_| "unknown".to_owned()))
-    }));
+    add(
+        "cache",
+        true,
+        cache.map(|cache| {
+            let free = rustix::fs::statvfs(cache.root()).map(|stat| bytes(stat.f_bavail * stat.f_frsize));
+            format!("{}, {} free", cache.root().display(), free.unwrap_or_else(|_| "unknown".to_owned()))
+        }),
+    );
     add("Core ML", false, core_ml());
     let fine = checks.iter().all(|check| check.ok || !check.required);
     if ui.is_json() {

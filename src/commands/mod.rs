@@ -50,9 +50,8 @@ pub fn run(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
 /// does it, so that it works while Python or a long write is busy.
 #[expect(clippy::exit, reason = "the one place where a signal ends the process")]
 fn catch_interrupts() -> Result<()> {
-    let mut signals =
-        signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
-            .or_fault(|| Fault::environment("cannot listen for Ctrl-C"))?;
+    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
+        .or_fault(|| Fault::environment("cannot listen for Ctrl-C"))?;
     std::thread::spawn(move || {
         if signals.forever().next().is_some() {
             remove_own_temporaries();

@@ -32,7 +32,9 @@ fn list(ui: &Ui) -> Result<()> {
     }
     let rows: Vec<Vec<String>> = recipes
         .iter()
-        .map(|r| vec![r.name.to_string(), if r.frozen { "" } else { "not frozen" }.to_owned(), r.description.to_string()])
+        .map(|r| {
+            vec![r.name.to_string(), if r.frozen { "" } else { "not frozen" }.to_owned(), r.description.to_string()]
+        })
         .collect();
     ui.table(&["recipe", "", "what it does"], &rows, &[])
 }

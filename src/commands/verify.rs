@@ -50,12 +50,7 @@ pub(super) fn run(options: &Verify, global: &Global, ui: &Ui) -> Result<ExitCode
     }
     let passed = verdicts.iter().all(Verdict::passed);
     if ui.is_json() {
-        ui.json(&Report {
-            passed,
-            recipe: opened.recipe.name.clone(),
-            model: opened.label.clone(),
-            blocks: verdicts,
-        })?;
+        ui.json(&Report { passed, recipe: opened.recipe.name.clone(), model: opened.label.clone(), blocks: verdicts })?;
     } else {
         let identical = verdicts.iter().filter(|verdict| verdict.same_weight_file).count();
         ui.data(format!(

@@ -246,7 +246,8 @@ mod tests {
         assert_eq!(Entry::read(&file, 64).unwrap(), entry);
         assert_eq!(entry.elements(), 481);
         assert_eq!(entry.data(&file), vec![7; 241]);
-        for (offset, text) in [(65, "not a multiple"), (0, "no blob"), (1 << 40, "outside"), (u64::MAX - 63, "outside")] {
+        for (offset, text) in [(65, "not a multiple"), (0, "no blob"), (1 << 40, "outside"), (u64::MAX - 63, "outside")]
+        {
             assert!(Entry::read(&file, offset).unwrap_err().to_string().contains(text), "{offset}");
         }
         assert!(Entry::read(&file[..300], 64).unwrap_err().to_string().contains("beyond the file"));

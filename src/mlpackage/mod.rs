@@ -49,9 +49,10 @@ impl Package {
 
     fn open_parts(path: &Path) -> Result<Self> {
         let manifest_path = path.join(MANIFEST);
-        let text = std::fs::read(&manifest_path).with_context(|| format!("cannot read `{}`", manifest_path.display()))?;
-        let manifest: Manifest =
-            serde_json::from_slice(&text).with_context(|| format!("`{}` is no package manifest", manifest_path.display()))?;
+        let text =
+            std::fs::read(&manifest_path).with_context(|| format!("cannot read `{}`", manifest_path.display()))?;
+        let manifest: Manifest = serde_json::from_slice(&text)
+            .with_context(|| format!("`{}` is no package manifest", manifest_path.display()))?;
         let item = manifest
             .item_info_entries
             .get(&manifest.root_model_identifier)
@@ -62,9 +63,9 @@ impl Package {
         let weights_path = model_path.with_file_name("weights").join("weight.bin");
         let weights = match File::open(&weights_path) {
             // SAFETY: the map is read only; packages are replaced by rename, never rewritten in place.
-            Ok(file) => Some(
-                unsafe { Mmap::map(&file) }.with_context(|| format!("cannot map `{}`", weights_path.display()))?,
-            ),
+            Ok(file) => {
+                Some(unsafe { Mmap::map(&file) }.with_context(|| format!("cannot map `{}`", weights_path.display()))?)
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             Err(error) => return Err(error).with_context(|| format!("cannot read `{}`", weights_path.display())),
         };

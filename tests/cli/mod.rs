@@ -1,0 +1,3 @@
+//! The program as its users run it.
+
+mod convert;
