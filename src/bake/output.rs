@@ -77,9 +77,10 @@ pub fn publish(
     {
         return Ok(Publication::Done(published));
     }
+    let temporary = TempDir::new_in(out)?;
     remove_manifest(out)?;
     for (index, path, block) in stale {
-        match place(cache, out, &path, &block.files) {
+        match place(cache, temporary.path(), &path, &block.files) {
             Ok(()) => published.written += 1,
             Err(error) if error.chain().any(|cause| cause.is::<Damaged>()) => {
                 damaged.insert(index);
@@ -93,7 +94,7 @@ pub fn publish(
         return Ok(Publication::Damaged(damaged));
     }
     published.removed = remove_leftovers(out, previous.as_ref(), &manifest)?;
-    write_manifest(out, &manifest).or_fault(|| unwritable(out, "cannot write the manifest"))?;
+    write_manifest(temporary.path(), out, &manifest).or_fault(|| unwritable(out, "cannot write the manifest"))?;
     folder.sync_all().or_fault(|| unwritable(out, "cannot sync the output folder"))?;
     Ok(Publication::Done(published))
 }
@@ -131,39 +132,28 @@ fn is_current(cache: &Cache, package: &Path, files: &[BakedFile]) -> bool {
 /// # Errors
 /// The folder cannot be written, or a cached file is [`Damaged`].
 pub fn write_package(cache: &Cache, path: &Path, files: &[BakedFile]) -> Result<()> {
-    let mut folders = BTreeSet::new();
     for file in files {
         let target = path.join(&file.path);
         if let Some(parent) = target.parent() {
             std::fs::create_dir_all(parent)?;
-            folders.insert(parent.to_owned());
         }
         cache.publish(&file.blob, &target)?;
-    }
-    for folder in folders {
-        File::open(folder)?.sync_all()?;
     }
     Ok(())
 }
 
-/// Builds a package beside its place and swaps it in.
-fn place(cache: &Cache, out: &Path, path: &Path, files: &[BakedFile]) -> Result<()> {
-    let temporary = TempDir::new_in(out)?;
-    let built = temporary.path().join("package");
+/// Builds a package in the folder `aside` and swaps it in at `path`; what was there is left in `aside`.
+fn place(cache: &Cache, aside: &Path, path: &Path, files: &[BakedFile]) -> Result<()> {
+    let built = aside.join(path.file_name().context("a package without a name")?);
     write_package(cache, &built, files)?;
-    swap_in(&built, path, temporary.path())
-}
-
-/// Moves `built` to `path`; what was there goes into `aside`.
-fn swap_in(built: &Path, path: &Path, aside: &Path) -> Result<()> {
     if path.symlink_metadata().is_err() {
-        return Ok(std::fs::rename(built, path)?);
+        return Ok(std::fs::rename(&built, path)?);
     }
-    if rustix::fs::renameat_with(CWD, built, CWD, path, RenameFlags::EXCHANGE).is_ok() {
+    if rustix::fs::renameat_with(CWD, &built, CWD, path, RenameFlags::EXCHANGE).is_ok() {
         return Ok(());
     }
-    std::fs::rename(path, aside.join("replaced"))?;
-    Ok(std::fs::rename(built, path)?)
+    std::fs::rename(path, built.with_extension("replaced"))?;
+    Ok(std::fs::rename(&built, path)?)
 }
 
 fn remove_manifest(out: &Path) -> Result<()> {
@@ -191,9 +181,8 @@ fn remove_leftovers(out: &Path, previous: Option<&BakeManifest>, manifest: &Bake
     Ok(removed)
 }
 
-fn write_manifest(out: &Path, manifest: &BakeManifest) -> Result<()> {
-    let temporary = TempDir::new_in(out)?;
-    let path = temporary.path().join(FILE_NAME);
+fn write_manifest(aside: &Path, out: &Path, manifest: &BakeManifest) -> Result<()> {
+    let path = aside.join(FILE_NAME);
     let mut file = File::create(&path)?;
     file.write_all(&serde_json::to_vec_pretty(manifest)?)?;
     file.write_all(b"\n")?;

@@ -1,8 +1,9 @@
 //! Runs a plan: digests, look-ups, template, stamping; blocks side by side.
 //!
 //! Workers digest blocks and look them up; the calling thread makes templates meanwhile, since Python lives there.
-//! A block that must be baked before its template is ready is put aside and stamped when it is. Every finished block is
-//! in the cache at once, so that an interrupted bake loses only what was in flight.
+//! A block that must be baked before its template is ready is put aside and stamped when it is. Stamped blocks are made
+//! durable and recorded by threads of their own, since waiting for the disk would leave the cores idle. Every finished
+//! block is in the cache at once, so that an interrupted bake loses only what was in flight.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
@@ -18,7 +19,7 @@ use super::plan::{Engine, Plan, PlannedBlock, digest_memos, tensor_digest};
 use super::stamp::{TensorReport, WeightSource, Workspace, stamp};
 use super::template::Template;
 use super::witness;
-use crate::cache::{ActionKey, BlobRef, Cache, Digest, DigestMemo, Lookup, action_key};
+use crate::cache::{ActionKey, BlobRef, BlobWriter, Cache, Digest, DigestMemo, Lookup, action_key};
 use crate::checkpoint::Checkpoint;
 use crate::coremltools::{Environment, Python};
 use crate::error::{Fault, Status};
@@ -44,6 +45,9 @@ pub enum BlockState {
         seconds: f64,
     },
 }
+
+/// Threads that wait for the disk.
+const COMMITTERS: usize = 2;
 
 /// Told about progress, from several threads.
 pub trait Progress: Sync {
@@ -148,6 +152,7 @@ impl Bake<'_> {
     ) -> Result<Vec<Outcome>> {
         let blocks: Vec<&PlannedBlock> = self.plan.blocks.iter().filter(|block| wanted(block.index)).collect();
         let memos = digest_memos(self.cache, self.checkpoint)?;
+        let workers = options.jobs.get().min(blocks.len().max(1));
         let run = Run {
             bake: self,
             options,
@@ -159,14 +164,18 @@ impl Bake<'_> {
             board: Mutex::new(Board {
                 templates: BTreeMap::new(),
                 deferred: VecDeque::new(),
+                stamped: VecDeque::new(),
                 undigested: blocks.len(),
+                stampers: workers,
             }),
             changed: Condvar::new(),
             outcomes: Mutex::new(BTreeMap::new()),
         };
-        let workers = options.jobs.get().min(blocks.len().max(1));
         let outcome = std::thread::scope(|scope| {
-            let handles: Vec<_> = (0..workers).map(|_| scope.spawn(|| run.guard(|| run.work()))).collect();
+            let handles: Vec<_> = (0..workers)
+                .map(|_| scope.spawn(|| run.guard(|| run.work())))
+                .chain((0..COMMITTERS).map(|_| scope.spawn(|| run.guard(|| run.commit()))))
+                .collect();
             let mut result = run.guard(|| run.serve_python());
             for handle in handles {
                 let worker = handle.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a worker panicked")));
@@ -196,16 +205,27 @@ struct Run<'a> {
     blocks: &'a [&'a PlannedBlock],
     next: AtomicUsize,
     failed: AtomicBool,
-    board: Mutex<Board>,
+    board: Mutex<Board<'a>>,
     changed: Condvar,
     outcomes: Mutex<BTreeMap<usize, Outcome>>,
 }
 
 /// What the threads tell each other.
-struct Board {
+struct Board<'a> {
     templates: BTreeMap<String, Slot>,
     deferred: VecDeque<Job>,
+    stamped: VecDeque<Stamped<'a>>,
     undigested: usize,
+    stampers: usize,
+}
+
+/// A block whose bytes are written, but not yet durable or recorded.
+struct Stamped<'a> {
+    job: Job,
+    weights: BlobWriter<'a>,
+    template: Arc<Template>,
+    tensors: Vec<TensorReport>,
+    start: Instant,
 }
 
 /// A template on its way.
@@ -224,10 +244,10 @@ struct Job {
     template: String,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
     /// Runs `body`; on an error or a panic wakes the others up so that they stop.
     fn guard(&self, body: impl FnOnce() -> Result<()>) -> Result<()> {
-        struct Alarm<'a, 'b>(&'a Run<'b>, bool);
+        struct Alarm<'r, 'a>(&'r Run<'a>, bool);
         impl Drop for Alarm<'_, '_> {
             fn drop(&mut self) {
                 if self.1 {
@@ -247,11 +267,24 @@ impl Run<'_> {
         self.failed.load(Ordering::SeqCst)
     }
 
+    /// A worker: digests, looks up, stamps. However it ends, the committers learn that no more comes from it.
     fn work(&self) -> Result<()> {
+        struct SignOff<'r, 'a>(&'r Run<'a>);
+        impl Drop for SignOff<'_, '_> {
+            fn drop(&mut self) {
+                lock(&self.0.board).stampers -= 1;
+                self.0.changed.notify_all();
+            }
+        }
+        let _sign_off = SignOff(self);
+        self.stamp_all()
+    }
+
+    fn stamp_all(&self) -> Result<()> {
         let mut workspace = Workspace::default();
         while !self.stopped() {
             if let Some(job) = self.take_ready() {
-                self.bake_native(job, &mut workspace)?;
+                self.stamp(job, &mut workspace)?;
                 continue;
             }
             let position = self.next.fetch_add(1, Ordering::SeqCst);
@@ -371,21 +404,40 @@ impl Run<'_> {
         Ok(template)
     }
 
-    fn bake_native(&self, (job, template): (Job, Arc<Template>), workspace: &mut Workspace) -> Result<()> {
+    fn stamp(&self, (job, template): (Job, Arc<Template>), workspace: &mut Workspace) -> Result<()> {
         let block = self.blocks[job.position];
         let Bake { plan, checkpoint, cache, .. } = self.bake;
         let start = Instant::now();
         self.progress.block(block.index, BlockState::Baking);
         checkpoint.unchanged()?;
         let source = BlockWeights { checkpoint, block };
-        let mut writer = cache.blob_writer()?.with_expected_size(template.layout.size);
-        let mut sink = |bytes: &[u8]| writer.append(bytes);
+        let mut weights = cache.blob_writer()?.with_expected_size(template.layout.size);
+        let mut sink = |bytes: &[u8]| weights.append(bytes);
         let tensors = stamp(&template.layout, &template.statics, plan.compute, &source, workspace, &mut sink)
             .with_context(|| format!("cannot bake block {}", block.index))?;
-        let weights = writer.commit()?;
-        let file = |path: &str, blob| BakedFile { path: path.to_owned(), blob };
-        let files = vec![file(MODEL, template.model), file(MANIFEST, template.manifest), file(WEIGHTS, weights)];
-        self.record(job, BakedBlock::new(files, tensors), start)
+        lock(&self.board).stamped.push_back(Stamped { job, weights, template, tensors, start });
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// A committer: makes stamped blocks durable and records them, until no worker is left.
+    fn commit(&self) -> Result<()> {
+        loop {
+            let mut board = lock(&self.board);
+            let Some(stamped) = board.stamped.pop_front() else {
+                if board.stampers == 0 {
+                    return Ok(());
+                }
+                drop(self.changed.wait_timeout(board, Duration::from_millis(50)));
+                continue;
+            };
+            drop(board);
+            let Stamped { job, weights, template, tensors, start } = stamped;
+            let file = |path: &str, blob| BakedFile { path: path.to_owned(), blob };
+            let weights = file(WEIGHTS, weights.commit()?);
+            let files = vec![file(MODEL, template.model), file(MANIFEST, template.manifest), weights];
+            self.record(job, BakedBlock::new(files, tensors), start)?;
+        }
     }
 
     fn bake_by_coremltools(&self) -> Result<()> {

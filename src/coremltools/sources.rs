@@ -2,6 +2,7 @@
 
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
+use std::sync::OnceLock;
 
 /// One module: its full name, whether it is a package, its text.
 pub(super) struct Module {
@@ -47,7 +48,12 @@ pub(super) const EMBED: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), 
 
 /// SHA-256, in hex, of the Python package: over name, NUL, source, NUL of each module, sorted by name. A cached
 /// template or block is valid for one digest only.
-pub fn sources_digest() -> String {
+pub fn sources_digest() -> &'static str {
+    static DIGEST: OnceLock<String> = OnceLock::new();
+    DIGEST.get_or_init(digest_modules)
+}
+
+fn digest_modules() -> String {
     let mut digest = Sha256::new();
     for module in MODULES {
         digest.update(module.name);
