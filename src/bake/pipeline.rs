@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::plan::{Engine, Plan, PlannedBlock, digest_memos, tensor_digest};
+use super::plan::{Engine, Plan, PlannedBlock, digest_memos, tensor_digests};
 use super::stamp::{TensorReport, WeightSource, Workspace, stamp};
 use super::template::Template;
 use super::witness;
@@ -325,13 +325,7 @@ impl<'a> Run<'a> {
         let block = self.blocks[position];
         let plan = self.bake.plan;
         self.progress.block(block.index, BlockState::Hashing);
-        let mut digests = Vec::with_capacity(block.tensors.len());
-        for planned in &block.tensors {
-            if self.stopped() {
-                return Ok(());
-            }
-            digests.push(tensor_digest(self.bake.checkpoint, self.memos, &planned.source));
-        }
+        let digests = tensor_digests(self.bake.checkpoint, self.memos, &block.tensors);
         let document = plan.block_document(block, &digests);
         let key = action_key(&document);
         if !self.options.force

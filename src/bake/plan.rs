@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::{Map, Value, json};
 
 use crate::arch::{BlockTensor, ModelConfig, TensorKind};
-use crate::cache::{ActionKey, Cache, Digest, DigestMemo, FileIdentity, action_key};
+use crate::cache::{ActionKey, Cache, Digest, DigestMemo, FileIdentity, action_key, digest_pair};
 use crate::checkpoint::source::ModelSource;
 use crate::checkpoint::{Checkpoint, TensorRef};
 use crate::coremltools::{Environment, ToolVersions, sources_digest};
@@ -206,15 +206,29 @@ impl Plan {
     }
 }
 
-/// Digest of one tensor as it is stored, from the memo where it is known.
-pub fn tensor_digest(checkpoint: &Checkpoint, memos: &[DigestMemo<'_>], tensor: &TensorRef) -> Digest {
-    let memo = &memos[tensor.file];
-    memo.get(tensor.offset, tensor.length).unwrap_or_else(|| {
-        let digest = Digest::of(checkpoint.stored_bytes(tensor));
-        memo.insert(tensor.offset, tensor.length, digest);
+/// Digests of tensors as they are stored, from the memos where they are known. What must be hashed is hashed in pairs.
+pub fn tensor_digests(checkpoint: &Checkpoint, memos: &[DigestMemo<'_>], tensors: &[PlannedTensor]) -> Vec<Digest> {
+    let known = |tensor: &TensorRef| memos[tensor.file].get(tensor.offset, tensor.length);
+    let keep = |tensor: &TensorRef, digest| {
+        memos[tensor.file].insert(tensor.offset, tensor.length, digest);
         checkpoint.release(tensor);
-        digest
-    })
+    };
+    // Neighbours by length share most of their blocks.
+    let mut unknown: Vec<&TensorRef> =
+        tensors.iter().map(|planned| &planned.source).filter(|tensor| known(tensor).is_none()).collect();
+    unknown.sort_by_key(|tensor| tensor.length);
+    for pair in unknown.chunks(2) {
+        match *pair {
+            [left, right] => {
+                let (a, b) = digest_pair(checkpoint.stored_bytes(left), checkpoint.stored_bytes(right));
+                keep(left, a);
+                keep(right, b);
+            }
+            _ => pair.iter().for_each(|tensor| keep(tensor, Digest::of(checkpoint.stored_bytes(tensor)))),
+        }
+    }
+    let digest = |tensor: &TensorRef| known(tensor).unwrap_or_else(|| Digest::of(checkpoint.stored_bytes(tensor)));
+    tensors.iter().map(|planned| digest(&planned.source)).collect()
 }
 
 /// The digest memos of a checkpoint's files, in the order of [`Checkpoint::files`].

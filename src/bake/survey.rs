@@ -7,8 +7,8 @@ use anyhow::Result;
 use serde_json::Value;
 
 use super::pipeline::{Bake, BakedBlock};
-use super::plan::{PlannedBlock, PlannedTensor, digest_memos, tensor_digest};
-use crate::cache::{ActionKey, Change, Digest, Lookup, action_key, difference};
+use super::plan::{PlannedBlock, digest_memos, tensor_digests};
+use crate::cache::{ActionKey, Change, Lookup, action_key, difference};
 use crate::quant::{ComputeDtype, Granularity, WeightDtype};
 
 /// What would become of one block.
@@ -65,8 +65,7 @@ pub fn survey(bake: &Bake<'_>, jobs: std::num::NonZeroUsize) -> Result<Vec<Surve
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());
     let one = |block: &PlannedBlock| -> Result<Surveyed> {
-        let digest = |planned: &PlannedTensor| tensor_digest(bake.checkpoint, &memos, &planned.source);
-        let digests: Vec<Digest> = block.tensors.iter().map(digest).collect();
+        let digests = tensor_digests(bake.checkpoint, &memos, &block.tensors);
         let document = bake.plan.block_document(block, &digests);
         let key = action_key(&document);
         let cached = match bake.cache.lookup::<BakedBlock>(&key)? {
