@@ -5,8 +5,9 @@ use super::exception::attached;
 use super::interpreter::Python;
 use crate::error::{Fault, OrFault};
 use anyhow::{Context, Result};
+use numpy::PyArray1;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyDict;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
@@ -99,7 +100,7 @@ impl Python {
             let from_bytes = py.import("anebake.arrays")?.getattr("from_bytes")?;
             let arrays = PyDict::new(py);
             for (role, tensor) in tensors {
-                let bytes = PyBytes::new(py, tensor.bytes);
+                let bytes = PyArray1::from_slice(py, tensor.bytes);
                 arrays.set_item(role, from_bytes.call1((tensor.dtype_name(), tensor.shape.clone(), bytes))?)?;
             }
             py.import("anebake.bake")?.call_method1("convert_block", (request.to_string(), arrays, folder))?;

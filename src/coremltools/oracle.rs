@@ -4,8 +4,9 @@ use super::array::Array;
 use super::exception::attached;
 use super::interpreter::Python;
 use anyhow::{Context, Result};
+use numpy::PyArray1;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyDict;
 use std::path::Path;
 
 /// A loaded package: each op's result is rounded to the dtype that the program declares, sums and products are
@@ -72,7 +73,7 @@ impl Oracle {
             let arrays = py.import("anebake.arrays")?;
             let named = PyDict::new(py);
             for (name, array) in inputs {
-                let bytes = PyBytes::new(py, &array.bytes);
+                let bytes = PyArray1::from_slice(py, &array.bytes);
                 let value = arrays.call_method1("from_bytes", (array.dtype.as_str(), array.shape.clone(), bytes))?;
                 named.set_item(name, value)?;
             }
