@@ -1,11 +1,16 @@
-//! The hot paths: `cargo bench --bench kernels`. Throughput is in items: weights.
+//! The hot paths: `cargo bench --bench kernels`. Throughput is in items (weights) or bytes.
 
 use std::fmt;
 
+use anebake::cache::{Digest, action_key, canonical_json};
 use anebake::quant::{
     ComputeDtype, Granularity, Kernel, Scheme, Scratch, Source, SourceDtype, WeightDtype, convert, quantize,
 };
-use divan::{Bencher, black_box, counter::ItemsCount};
+use divan::{
+    Bencher, black_box,
+    counter::{BytesCount, ItemsCount},
+};
+use serde_json::{Value, json};
 
 const ROWS: usize = 1024;
 const COLS: usize = 3072;
@@ -76,6 +81,44 @@ fn convert_bf16_to_f16(bencher: Bencher, kernel: &str) {
     bencher
         .counter(ItemsCount::new(ROWS * COLS))
         .bench_local(|| convert(black_box(&source), ComputeDtype::F16, &mut scratch, &mut swallow));
+}
+
+/// One stream, of a small JSON document, a gain and a projection.
+#[divan::bench(args = [4 << 10, 64 << 10, 6 << 20])]
+fn sha256(bencher: Bencher, length: usize) {
+    let bytes = vec![0x5a; length];
+    bencher.counter(BytesCount::new(length)).bench_local(|| Digest::of(black_box(&bytes)));
+}
+
+/// Of the size and shape of a block's action document.
+fn document() -> Value {
+    let tensors: Vec<Value> = (0..11)
+        .map(|index| {
+            let digest = Digest::of(&[index]).to_string();
+            json!({ "name": format!("tensor.{index}.weight"), "shape": [1024, 3072], "stored_as": "BF16", "sha256": digest })
+        })
+        .collect();
+    let scheme = json!({ "dtype": "int8", "granularity": "per_channel", "block_size": null });
+    let weights: serde_json::Map<_, _> = (0..7).map(|index| (format!("projection.{index}"), scheme.clone())).collect();
+    json!({
+        "key_version": 1,
+        "stage": "block",
+        "graph": { "hidden": 1024, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "functions": { "decode": 1 }, "weights": weights },
+        "tools": { "coremltools": "9.0", "numpy": "2.3.5", "protobuf": "7.36.2", "python": "3.11.7" },
+        "tensors": tensors,
+    })
+}
+
+#[divan::bench]
+fn canonical_json_of_a_block(bencher: Bencher) {
+    let document = document();
+    bencher.bench_local(|| canonical_json(black_box(&document)));
+}
+
+#[divan::bench]
+fn key_of_a_block(bencher: Bencher) {
+    let document = document();
+    bencher.bench_local(|| action_key(black_box(&document)));
 }
 
 fn swallow(bytes: &[u8]) -> anyhow::Result<()> {
