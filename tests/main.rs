@@ -4,4 +4,5 @@
 
 mod cli;
 mod coremltools;
+mod docs;
 mod support;
