@@ -68,9 +68,8 @@ def refuse(why):
         print("  hint: make bake PYTHON={}".format(others[0]), file=sys.stderr)
     else:
         print(
-            "  hint: install one and name it with PYTHON=: `apt-get install python3-dev python3-venv` (Debian, Ubuntu), "
-            "`brew install python@3.12` (macOS), or\n"
-            "        `PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install 3.12`",
+            "  hint: install one and name it with PYTHON=: `apt-get install python3-dev python3-venv` (Debian, Ubuntu),\n"
+            "        `brew install python@3.12` (macOS), or `PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install 3.12`",
             file=sys.stderr,
         )
     sys.exit(3)
