@@ -68,8 +68,9 @@ def refuse(why):
         print("  hint: make bake PYTHON={}".format(others[0]), file=sys.stderr)
     else:
         print(
-            "  hint: install one and name it with PYTHON=: `apt-get install python3-dev python3-venv` (Debian, Ubuntu),\n"
-            "        `brew install python@3.12` (macOS), or `PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install 3.12`",
+            "  hint: install one and name it by PYTHON=: `apt-get install python3-dev python3-venv` (Debian, Ubuntu),\n"
+            "        `brew install python@3.12` (macOS),\n"
+            "        `PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install 3.12` (anywhere)",
             file=sys.stderr,
         )
     sys.exit(3)
