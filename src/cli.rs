@@ -7,9 +7,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 /// Bakes the checkpoint of a transformer language model into Core ML packages, one per transformer block.
 #[derive(Debug, Parser)]
 #[command(name = "anebake", version, about, max_term_width = 110, propagate_version = true)]
-#[command(after_help = "Exit status: 0 done, 1 a check said no, 2 usage or recipe, 3 environment, 4 input or disk, \
-                        5 incomplete (--frozen), 130 interrupted.\n\n\
-                        Start with `anebake convert --model sample`, then `anebake inspect out/block-00.mlpackage`.")]
+#[command(after_help = "Start with:\n  anebake convert --model sample\n  anebake inspect out/block-00.mlpackage\n\n\
+                        Exit status:\n    0  done\n    1  a check said no (verify, diff, cache verify)\n    \
+                        2  command line or recipe\n    3  environment: Python, coremltools\n    \
+                        4  input or disk: checkpoint, hub, cache, output\n    \
+                        5  --frozen, and a block is not in the cache\n  130  interrupted; the same command resumes")]
 pub struct Cli {
     /// What applies to every command.
     #[command(flatten)]
@@ -21,21 +23,23 @@ pub struct Cli {
 
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Options of every command")]
 pub struct Global {
-    /// No progress, no notes; only data and errors
+    /// No progress, no notes; only data, warnings and errors
     #[arg(short, long, global = true)]
     pub quiet: bool,
     /// More detail; Python tracebacks with errors
     #[arg(short, long, global = true)]
     pub verbose: bool,
-    /// Print one JSON document on stdout instead of text
+    /// Print one JSON document on stdout instead of text; errors stay text, on stderr
     #[arg(long, global = true)]
     pub json: bool,
-    /// Where baked packages, templates and digests are kept [default: the user's cache folder]
-    #[arg(long, global = true, value_name = "DIR", env = "ANEBAKE_CACHE_DIR")]
+    /// Where baked packages, templates and digests are kept [default: `anebake` in the user's cache folder]
+    #[arg(long, global = true, value_name = "DIR", env = "ANEBAKE_CACHE_DIR", hide_env_values = true)]
     pub cache_dir: Option<PathBuf>,
-    /// The Python that has coremltools [default: the active or the project's .venv]
-    #[arg(long, global = true, value_name = "FILE", env = "ANEBAKE_PYTHON")]
+    /// The Python that has coremltools, or its venv [default: the active venv, ./.venv, the one that anebake was built
+    /// with]
+    #[arg(long, global = true, value_name = "PATH", env = "ANEBAKE_PYTHON", hide_env_values = true)]
     pub python: Option<PathBuf>,
 }
 
@@ -78,11 +82,21 @@ pub struct Selection {
     /// Override a recipe key, for instance `--set weights.dtype=int4`; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
-    /// Only these blocks, for instance `0,3,8-11`
+}
+
+/// Which blocks: shared by the commands that work on several.
+#[derive(Clone, Debug, Args)]
+pub struct Blocks {
+    /// Only these blocks, for instance `0,3,8-11` [default: all]
     #[arg(long, value_name = "BLOCKS")]
     pub only: Option<String>,
-    /// Who quantizes and writes: anebake itself, or coremltools block by block (slow; the witness)
-    #[arg(long, value_name = "ENGINE", default_value = "native")]
+}
+
+/// Who bakes: shared by the commands that work on one bake.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Baker {
+    /// `native`: anebake quantizes and writes; `coremltools`: coremltools does, block by block, seconds each
+    #[arg(long, value_name = "ENGINE", default_value = "native", hide_possible_values = true)]
     pub engine: Engine,
 }
 
@@ -99,18 +113,25 @@ pub enum Engine {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  anebake convert --model sample\n  anebake convert --recipe int8-rtn-v1 --model \
                         hf:Qwen/Qwen3-0.6B --out qwen3\n  anebake convert --recipe ./my.toml --model ./checkpoint \
-                        --only 0,27\n\nFinished blocks stay in the cache: after Ctrl-C the same command resumes.")]
+                        --only 0,27\n\nFinished blocks stay in the cache: after Ctrl-C the same command resumes.\n\
+                        Packages of an earlier bake in the output folder are replaced or removed; other files stay.")]
 pub struct Convert {
     /// What to bake.
     #[command(flatten)]
     pub selection: Selection,
+    /// Which blocks.
+    #[command(flatten)]
+    pub blocks: Blocks,
+    /// Who bakes.
+    #[command(flatten)]
+    pub baker: Baker,
     /// Output folder
     #[arg(short, long, value_name = "DIR", default_value = "out")]
     pub out: PathBuf,
     /// Blocks baked side by side [default: the number of cores]
     #[arg(short, long, value_name = "N")]
     pub jobs: Option<std::num::NonZeroUsize>,
-    /// Bake again what is cached
+    /// Bake the blocks again even where they are cached
     #[arg(long)]
     pub force: bool,
     /// Fail with status 5 rather than bake what is not cached
@@ -120,24 +141,37 @@ pub struct Convert {
 
 /// `anebake plan`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  anebake plan --model sample\n  anebake plan --model sample --set \
+                        package.context=1024 --json")]
 pub struct Plan {
     /// What would be baked.
     #[command(flatten)]
     pub selection: Selection,
-    /// Output folder that the bake would write
+    /// Which blocks.
+    #[command(flatten)]
+    pub blocks: Blocks,
+    /// Who would bake.
+    #[command(flatten)]
+    pub baker: Baker,
+    /// Output folder that the bake would write; only its free space is looked at
     #[arg(short, long, value_name = "DIR", default_value = "out")]
     pub out: PathBuf,
 }
 
 /// `anebake explain`.
 #[derive(Debug, Args)]
+#[command(after_help = "Give it what the bake was given:\n  anebake explain 0 --recipe int8-rtn-v1 --model sample\n\n\
+                        With --json it prints the whole document whose hash is the block's key.")]
 pub struct Explain {
-    /// Number of the block
+    /// Number of the block, from 0
     #[arg(value_name = "BLOCK")]
     pub block: usize,
     /// What would be baked.
     #[command(flatten)]
     pub selection: Selection,
+    /// Who would bake.
+    #[command(flatten)]
+    pub baker: Baker,
 }
 
 /// `anebake inspect`.
@@ -150,7 +184,10 @@ pub struct Inspect {
 
 /// `anebake diff`.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status 1 when the bakes differ.")]
+#[command(
+    after_help = "Exit status 1 where packages differ or one side lacks some; other recipes, models or tools that \
+                        led to equal packages are listed and are no difference."
+)]
 pub struct Diff {
     /// Output folder of a bake, or a package
     #[arg(value_name = "A")]
@@ -162,13 +199,21 @@ pub struct Diff {
 
 /// `anebake verify`.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  anebake verify --model sample --only 0\n  anebake verify --recipe fp16-v1 --model \
+                        ./checkpoint\n\nWrites no output folder; both bakes go through the cache. Exit status 1 where \
+                        weights or outputs differ."
+)]
 pub struct Verify {
-    /// The engine to compare with
-    #[arg(long, value_name = "ENGINE", default_value = "coremltools")]
+    /// The engine to compare with: coremltools' own conversion and quantization, seconds a block
+    #[arg(long, value_name = "ENGINE", default_value = "coremltools", hide_possible_values = true)]
     pub against: Witness,
     /// What to verify.
     #[command(flatten)]
     pub selection: Selection,
+    /// Which blocks.
+    #[command(flatten)]
+    pub blocks: Blocks,
 }
 
 /// Whom `verify` compares with.
@@ -183,26 +228,27 @@ pub enum Witness {
 pub enum Recipe {
     /// List the built-in recipes
     List,
-    /// Print a recipe
+    /// Print a recipe as it is written, or with all that it inherits
     Show(RecipeShow),
-    /// Check a recipe file
+    /// Check a recipe file: keys, words, ranges, parents
     Check(RecipeCheck),
 }
 
 /// `anebake recipe show`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  anebake recipe show int8-v1 --origin --set weights.dtype=int4")]
 pub struct RecipeShow {
     /// A built-in recipe or a TOML file
     #[arg(value_name = "NAME|FILE")]
     pub recipe: String,
-    /// Override a recipe key; may be repeated
+    /// Override a recipe key, for instance `--set weights.dtype=int4`; may be repeated; implies --resolved
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
-    /// With everything it inherits and every default
+    /// With everything that it inherits and every default
     #[arg(long)]
     pub resolved: bool,
-    /// Say where each value comes from
-    #[arg(long, requires = "resolved")]
+    /// Say where each value comes from; implies --resolved
+    #[arg(long)]
     pub origin: bool,
 }
 
@@ -217,11 +263,11 @@ pub struct RecipeCheck {
 /// `anebake cache`.
 #[derive(Debug, Subcommand)]
 pub enum Cache {
-    /// Entries, sizes, age
+    /// Show where it is, entries, sizes, age and limits
     Stats,
     /// Hash everything again; damaged files are quarantined and baked anew by the next bake
     Verify,
-    /// Remove what was not used for long, or more than fits
+    /// Remove what was not used for long, and what is more than fits
     Gc(CacheGc),
     /// Print the cache folder
     Path,
@@ -229,17 +275,23 @@ pub enum Cache {
 
 /// `anebake cache gc`.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "`convert` does this by itself, at most once a day, and spares what is younger than an hour. With a \
+                        limit on the command line nothing is spared: end running bakes first."
+)]
 pub struct CacheGc {
-    /// Keep at most this much, for instance `500MB` or `20GiB`; `0` empties the cache
+    /// Keep at most this much, for instance `500MB` or `20GiB`; `0` empties the cache [default:
+    /// $ANEBAKE_CACHE_MAX_SIZE, else 20GiB]
     #[arg(long, value_name = "SIZE")]
     pub max_size: Option<String>,
-    /// Remove what was not used for this long, for instance `12h` or `30d`
+    /// Remove what was not used for this long, for instance `12h` or `30d` [default: $ANEBAKE_CACHE_MAX_AGE, else 30d]
     #[arg(long, value_name = "AGE")]
     pub max_age: Option<String>,
 }
 
 /// `anebake completions`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  anebake completions bash > ~/.local/share/bash-completion/completions/anebake")]
 pub struct Completions {
     /// The shell
     pub shell: clap_complete::Shell,

@@ -8,7 +8,10 @@ use anebake::{commands, error};
 use clap::Parser;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return Ui::report_usage(&error),
+    };
     let ui = match Ui::new(&cli.global) {
         Ok(ui) => ui,
         Err(error) => return Ui::report_without(&error),

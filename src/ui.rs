@@ -11,14 +11,14 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::Result;
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 use crate::bake::pipeline::{BlockState, Progress};
 use crate::checkpoint::hub;
 use crate::cli::Global;
 use crate::coremltools;
-use crate::error::{self, Fault, OrFault};
+use crate::error::{self, Fault, OrFault, Status};
 
 /// The program's mouth.
 pub struct Ui {
@@ -131,10 +131,23 @@ impl Ui {
         ExitCode::from(error::status(error) as u8)
     }
 
+    /// Prints what clap has to say: help and version on stdout, what is wrong with the command line on stderr.
+    pub fn report_usage(error: &clap::Error) -> ExitCode {
+        if !error.use_stderr() {
+            drop(error.print());
+            return ExitCode::SUCCESS;
+        }
+        let rendered = error.render();
+        let text = if std::io::stderr().is_terminal() { rendered.ansi().to_string() } else { rendered.to_string() };
+        let prefix = if rendered.to_string().starts_with("error:") { "anebake: " } else { "" };
+        drop(write!(std::io::stderr(), "{prefix}{text}"));
+        ExitCode::from(Status::Usage as u8)
+    }
+
     /// Progress of a bake of `total` blocks.
     pub fn bake_progress(&self, total: usize) -> BakeProgress<'_> {
         let bar = self.bars.add(ProgressBar::new(total as u64));
-        bar.set_style(style("{msg:20} [{bar:30}] {pos}/{len} blocks, {eta} left"));
+        bar.set_style(style("{msg:20} [{bar:30}] {pos}/{len} blocks, {left}"));
         bar.set_message("baking");
         if self.terminal {
             bar.enable_steady_tick(Duration::from_millis(100));
@@ -143,8 +156,16 @@ impl Ui {
     }
 }
 
+/// `{left}` is the time left, or the time that went by while nothing tells how long it will take.
 fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
+    ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("=> ")
+        .with_key("left", |state: &ProgressState, text: &mut dyn std::fmt::Write| {
+            let known = state.pos() > 0;
+            let (time, what) = if known { (state.eta(), "left") } else { (state.elapsed(), "so far") };
+            let _ = write!(text, "{:#} {what}", HumanDuration(time));
+        })
 }
 
 fn report(error: &anyhow::Error, verbose: bool) {
@@ -190,11 +211,15 @@ impl BakeProgress<'_> {
             (Some(at), Some(text)) => lines[at].1.set_message(text.to_owned()),
             (Some(at), None) => lines.remove(at).1.finish_and_clear(),
             (None, Some(text)) => {
-                let line = self.ui.bars.insert_before(&self.bar, ProgressBar::new_spinner());
-                line.set_style(style("  {prefix} {msg}"));
-                line.set_prefix(format!("block-{index:02}"));
-                line.set_message(text.to_owned());
-                lines.push((index, line));
+                let line = ProgressBar::new_spinner()
+                    .with_style(style("  {prefix} {msg}"))
+                    .with_prefix(format!("block-{index:02}"))
+                    .with_message(text.to_owned());
+                let at = lines.partition_point(|(block, _)| *block < index);
+                let below = lines.get(at).map_or(&self.bar, |(_, line)| line);
+                let line = self.ui.bars.insert_before(below, line);
+                line.tick();
+                lines.insert(at, (index, line));
             }
             (None, None) => {}
         }
@@ -202,6 +227,7 @@ impl BakeProgress<'_> {
 
     fn done(&self, index: usize, what: &str) {
         self.line(index, None);
+        let _in_order = self.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.bar.inc(1);
         if !self.ui.terminal {
             let position = self.bar.position();
@@ -273,9 +299,7 @@ impl hub::Progress for DownloadProgress<'_> {
             self.ui.note(format!("fetching   {file}  {}", bytes(size)));
         }
         let bar = self.ui.bars.add(ProgressBar::new(size));
-        bar.set_style(style(
-            "{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}, {eta} left",
-        ));
+        bar.set_style(style("{msg} [{wide_bar}] {binary_bytes}/{binary_total_bytes}, {left}"));
         bar.set_message(file.to_owned());
         *self.bar() = Some(bar);
     }
@@ -300,7 +324,7 @@ impl Ui {
     /// Progress over a number of bytes.
     pub fn byte_progress(&self, what: &'static str) -> ByteProgress {
         let bar = self.bars.add(ProgressBar::new(0));
-        bar.set_style(style("{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes}, {eta} left"));
+        bar.set_style(style("{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes}, {left}"));
         bar.set_message(what);
         ByteProgress(bar)
     }

@@ -4,5 +4,6 @@
 
 mod cli;
 mod coremltools;
+mod docs;
 mod figures;
 mod support;

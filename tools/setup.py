@@ -68,9 +68,9 @@ def refuse(why):
         print("  hint: make bake PYTHON={}".format(others[0]), file=sys.stderr)
     else:
         print(
-            "  hint: install one and name it with PYTHON=: `apt-get install python3-dev python3-venv` (Debian, Ubuntu), "
-            "`brew install python@3.12` (macOS), or\n"
-            "        `PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install 3.12`",
+            "  hint: install one and name it by PYTHON=: `apt-get install python3-dev python3-venv` (Debian, Ubuntu),\n"
+            "        `brew install python@3.12` (macOS),\n"
+            "        `PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install 3.12` (anywhere)",
             file=sys.stderr,
         )
     sys.exit(3)
@@ -109,6 +109,13 @@ def install(requirements, sample, mark):
         file.write(wanted)
 
 
+def forget_linked_python():
+    """Has cargo link anew: it does not notice that the same path has become another Python."""
+    if shutil.which("cargo") and os.path.isdir(os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))):
+        packages = ["-p", "pyo3-build-config", "-p", "pyo3-ffi", "-p", "pyo3"]
+        run("cargo", "clean", "--quiet", "--release", *packages)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dev", action="store_true", help="also what tests, lints and goldens need")
@@ -129,6 +136,7 @@ def main():
             venv.create(VENV, with_pip=True)
         except (ImportError, subprocess.CalledProcessError) as error:
             refuse("it cannot make a virtual environment ({}); on Debian and Ubuntu install python3-venv".format(error))
+        forget_linked_python()
         with open(base, "w") as file:
             file.write(made_by)
     install("requirements.txt", True, ".ready")

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -31,6 +31,7 @@ pub enum Lookup<R> {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Entry<D = Value, B = Vec<BlobRef>, R = Value> {
+    key: Digest,
     document: D,
     subject: Option<D>,
     pub(super) blobs: B,
@@ -47,9 +48,13 @@ struct Subject<D = Value> {
 impl Entry {
     /// The entry in a file's bytes, if it is whole and stored under its own document's key.
     pub(super) fn open(bytes: &[u8], key: &Digest) -> Option<Self> {
-        Seal::Action.open::<Self>(bytes).filter(|entry| action_key(&entry.document).0 == *key)
+        let entry = Seal::Action.open::<Self>(bytes)?;
+        (entry.key == *key && action_key(&entry.document).0 == *key).then_some(entry)
     }
 }
+
+/// An entry as a look-up needs it: the document, whose key was checked when it was recorded, is passed over.
+type Found<R> = Entry<IgnoredAny, Vec<BlobRef>, R>;
 
 impl Cache {
     /// Looks an action up and checks that its blobs are present and, by `stat`, unchanged; one that `stat` cannot vouch
@@ -64,9 +69,13 @@ impl Cache {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Lookup::Miss),
             Err(error) => return Err(cannot_read(&path, error)),
         };
-        let Some(entry) = Entry::open(&bytes, &key.0) else {
-            self.quarantine(&path);
-            return Ok(Lookup::Damaged);
+        let entry = match Seal::Action.open::<Found<R>>(&bytes) {
+            Some(entry) if entry.key == key.0 => entry,
+            None if Entry::open(&bytes, &key.0).is_some() => return Ok(Lookup::Miss),
+            _ => {
+                self.quarantine(&path);
+                return Ok(Lookup::Damaged);
+            }
         };
         let (mut missing, mut damaged) = (false, false);
         for blob in &entry.blobs {
@@ -79,12 +88,11 @@ impl Cache {
         if damaged {
             return Ok(Lookup::Damaged);
         }
-        let result = match serde_json::from_value(entry.result) {
-            Ok(result) if !missing => result,
-            _ => return Ok(Lookup::Miss),
-        };
+        if missing {
+            return Ok(Lookup::Miss);
+        }
         note_use(&path);
-        Ok(Lookup::Hit { result })
+        Ok(Lookup::Hit { result: entry.result })
     }
 
     /// Records what an action led to; of two processes that record the same action, the later one wins. `blobs` are
@@ -105,7 +113,7 @@ impl Cache {
             bail!("the document's key is not `{key}`");
         }
         let sealed = Seal::Action
-            .close(&Entry { document, subject, blobs, result })
+            .close(&Entry { key: key.0, document, subject, blobs, result })
             .context("the action's result cannot be written as JSON")?;
         self.write_atomic(&self.sharded(ACTIONS, &key.0), &sealed, Durability::Synced)?;
         if let Some(subject) = subject {

@@ -14,6 +14,7 @@ use crate::ui::{Ui, bytes};
 pub(super) fn run(command: &cli::Cache, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let cache = Cache::open(global.cache_dir.as_deref())?;
     match command {
+        cli::Cache::Path if ui.is_json() => ui.json(&json!({ "path": cache.root() }))?,
         cli::Cache::Path => ui.data(cache.root().display())?,
         cli::Cache::Stats => stats(&cache, ui)?,
         cli::Cache::Verify => return verify(&cache, ui),
@@ -56,7 +57,7 @@ fn verify(cache: &Cache, ui: &Ui) -> Result<ExitCode> {
         for file in &damaged {
             ui.data(format!("damaged  {}", file.path.display()))?;
         }
-        ui.data(format!("{} checked; {} damaged files", bytes(checked), damaged.len()))?;
+        ui.data(format!("{} checked, {} damaged", bytes(checked), files(damaged.len())))?;
     }
     if !damaged.is_empty() {
         ui.note("damaged files are in quarantine; the next bake makes them anew");
@@ -104,6 +105,10 @@ pub(super) fn limits() -> Result<Limits> {
         })?;
     }
     Ok(limits)
+}
+
+fn files(count: usize) -> String {
+    if count == 1 { "1 file".to_owned() } else { format!("{count} files") }
 }
 
 /// `500MB`, `20GiB`, `1024`: decimal and binary units.

@@ -37,7 +37,8 @@ struct Summary<'a> {
 
 pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let start = Instant::now();
-    let opened = Opened::new(&options.selection, global, ui)?;
+    let opened =
+        Opened::new(&options.selection, options.baker.engine.into(), |layers| options.blocks.of(layers), global, ui)?;
     let run_options =
         Options { jobs: options.jobs.unwrap_or_else(default_jobs), force: options.force, frozen: options.frozen };
     let bake = opened.bake(&opened.plan);
@@ -52,7 +53,7 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
         let manifest =
             BakeManifest::new(&opened.plan, &opened.recipe, &opened.checkpoint, &opened.label, &list, seconds)?;
         let blocks: Vec<_> = list.iter().map(|outcome| (outcome.index, &outcome.block)).collect();
-        match publish(&opened.cache, &options.out, manifest, &blocks, options.selection.only.is_some())? {
+        match publish(&opened.cache, &options.out, manifest, &blocks, options.blocks.only.is_some())? {
             Publication::Done(published) => break published,
             Publication::Damaged(damaged) => {
                 repaired += damaged.len();

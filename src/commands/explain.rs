@@ -8,12 +8,19 @@ use serde_json::json;
 use super::{Opened, default_jobs};
 use crate::bake::survey::{Reason, survey};
 use crate::cli::{Explain, Global};
+use crate::error::Fault;
 use crate::ui::{Ui, bytes};
 
 pub(super) fn run(options: &Explain, global: &Global, ui: &Ui) -> Result<ExitCode> {
-    let mut selection = options.selection.clone();
-    selection.only = Some(options.block.to_string());
-    let opened = Opened::new(&selection, global, ui)?;
+    let only_block = |layers: usize| {
+        if options.block < layers {
+            return Ok(vec![options.block]);
+        }
+        Err(Fault::usage(format!("`{}` is no block of a model with {layers} blocks", options.block))
+            .with_hint(format!("blocks are 0 to {}", layers - 1))
+            .into())
+    };
+    let opened = Opened::new(&options.selection, options.baker.engine.into(), only_block, global, ui)?;
     for block in survey(&opened.bake(&opened.plan), default_jobs())? {
         let changes = match &block.reason {
             Some(Reason::Changed(changes)) => changes.as_slice(),

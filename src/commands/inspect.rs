@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::bake::manifest::FILE_NAME;
 use crate::cli::Inspect;
+use crate::error::Fault;
 use crate::mlpackage::Package;
 use crate::mlpackage::inventory::{BlobUse, Feature, FunctionInfo};
 use crate::ui::{Ui, bytes};
@@ -36,6 +38,15 @@ struct Weight {
 }
 
 pub(super) fn run(options: &Inspect, ui: &Ui) -> Result<ExitCode> {
+    if options.package.join(FILE_NAME).is_file() {
+        let hint = format!("name a package in it, for instance `{}/block-00.mlpackage`", options.package.display());
+        return Err(Fault::usage(format!(
+            "`{}` is the output folder of a bake, not a package",
+            options.package.display()
+        ))
+        .with_hint(hint)
+        .into());
+    }
     let package = Package::open(&options.package)?;
     let weights = weights(&package.blobs()?);
     let metadata = package.model().description.as_ref().and_then(|d| d.metadata.as_ref());

@@ -73,12 +73,15 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Opens recipe, environment, checkpoint and cache, and plans the bake.
-    pub fn new(selection: &Selection, global: &Global, ui: &Ui) -> Result<Self> {
-        let engine = match selection.engine {
-            cli::Engine::Native => Engine::Native,
-            cli::Engine::Coremltools => Engine::Coremltools,
-        };
+    /// Opens recipe, environment, checkpoint and cache, and plans the bake of the blocks that `blocks` takes from
+    /// their number.
+    pub fn new(
+        selection: &Selection,
+        engine: Engine,
+        blocks: impl FnOnce(usize) -> Result<Vec<usize>>,
+        global: &Global,
+        ui: &Ui,
+    ) -> Result<Self> {
         let recipe = Recipe::load(&selection.recipe, &selection.sets)?;
         let environment = Environment::find(global.python.as_deref())?;
         let source = match (&selection.model, &recipe.model.source) {
@@ -95,7 +98,7 @@ impl Opened {
         checkpoint.check()?;
         let cache = Cache::open(global.cache_dir.as_deref())?;
         let label = model_label(&source);
-        let blocks = choose_blocks(selection.only.as_deref(), checkpoint.config().layers)?;
+        let blocks = blocks(checkpoint.config().layers)?;
         let plan = Plan::new(&recipe, &checkpoint, &label, &environment, engine, &blocks)?;
         Ok(Self { recipe, checkpoint, environment, cache, label, plan })
     }
@@ -109,6 +112,22 @@ impl Opened {
     /// What a run of `plan` needs.
     pub fn bake<'a>(&'a self, plan: &'a Plan) -> Bake<'a> {
         Bake { plan, checkpoint: &self.checkpoint, cache: &self.cache, environment: &self.environment }
+    }
+}
+
+impl cli::Blocks {
+    /// The chosen ones of so many blocks.
+    fn of(&self, layers: usize) -> Result<Vec<usize>> {
+        choose_blocks(self.only.as_deref(), layers)
+    }
+}
+
+impl From<cli::Engine> for Engine {
+    fn from(engine: cli::Engine) -> Self {
+        match engine {
+            cli::Engine::Native => Self::Native,
+            cli::Engine::Coremltools => Self::Coremltools,
+        }
     }
 }
 

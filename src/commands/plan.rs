@@ -36,7 +36,8 @@ struct Block {
 }
 
 pub(super) fn run(options: &Plan, global: &Global, ui: &Ui) -> Result<ExitCode> {
-    let opened = Opened::new(&options.selection, global, ui)?;
+    let opened =
+        Opened::new(&options.selection, options.baker.engine.into(), |layers| options.blocks.of(layers), global, ui)?;
     let blocks = survey(&opened.bake(&opened.plan), default_jobs())?;
     let missing: Vec<&Surveyed> = blocks.iter().filter(|block| block.cached.is_none()).collect();
     let needed: u64 = missing.iter().map(|block| block.bytes).sum();

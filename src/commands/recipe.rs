@@ -33,10 +33,11 @@ fn list(ui: &Ui) -> Result<()> {
     let rows: Vec<Vec<String>> = recipes
         .iter()
         .map(|r| {
-            vec![r.name.to_string(), if r.frozen { "" } else { "not frozen" }.to_owned(), r.description.to_string()]
+            let status = if r.frozen { "frozen" } else { "not frozen" };
+            vec![r.name.clone(), status.to_owned(), r.description.clone()]
         })
         .collect();
-    ui.table(&["recipe", "", "what it does"], &rows, &[])
+    ui.table(&["recipe", "status", "what it does"], &rows, &[])
 }
 
 fn show(options: &cli::RecipeShow, ui: &Ui) -> Result<()> {
@@ -44,10 +45,11 @@ fn show(options: &cli::RecipeShow, ui: &Ui) -> Result<()> {
     if ui.is_json() {
         return ui.json(&recipe.resolved());
     }
-    let text = match (options.resolved, options.origin) {
-        (false, _) => Recipe::own_text(&options.recipe)?,
+    let resolved = options.resolved || !options.sets.is_empty();
+    let text = match (resolved, options.origin) {
+        (_, true) => recipe.resolved_toml_with_origins(),
         (true, false) => recipe.resolved_toml(),
-        (true, true) => recipe.resolved_toml_with_origins(),
+        (false, false) => Recipe::own_text(&options.recipe)?,
     };
     ui.data(text.trim_end())
 }

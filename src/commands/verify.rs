@@ -25,7 +25,7 @@ struct Report {
 
 pub(super) fn run(options: &Verify, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let Witness::Coremltools = options.against;
-    let opened = Opened::new(&options.selection, global, ui)?;
+    let opened = Opened::new(&options.selection, Engine::Native, |layers| options.blocks.of(layers), global, ui)?;
     let plans = [opened.plan_for(Engine::Native)?, opened.plan_for(Engine::Coremltools)?];
     let run_options = Options { jobs: default_jobs(), force: false, frozen: false };
     let mut bakes = Vec::new();

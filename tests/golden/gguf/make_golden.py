@@ -65,7 +65,7 @@ def random_rows(rng, kind):
     return blocks.reshape(ROWS, -1), dequantize(blocks, kind).reshape(ROWS, COLUMNS)
 
 
-def describe(writer, architecture, hidden, heads, kv_heads, intermediate):
+def describe(writer, hidden, heads, kv_heads, intermediate):
     writer.add_block_count(1)
     writer.add_context_length(128)
     writer.add_embedding_length(hidden)
@@ -97,7 +97,7 @@ def finish(writer, expected, stem):
 
 def types(rng):
     writer = gguf.GGUFWriter(HERE / "types.gguf", "qwen3")
-    describe(writer, "qwen3", 64, 4, 2, 96)
+    describe(writer, 64, 4, 2, 96)
     expected = {}
     kinds = [kind for kind in Type if kind not in (Type.F32, Type.F16, Type.BF16, Type.F64) and kind.name[0] != "I"]
     kinds += [kind for kind in Type if kind.name.startswith("IQ")]
@@ -112,7 +112,9 @@ def types(rng):
 def permute(weights, heads):
     """`LlamaModel.permute` of llama.cpp's convert_hf_to_gguf.py."""
     return (
-        weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
+        weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(weights.shape)
     )
 
 
@@ -120,7 +122,7 @@ def llama(rng):
     hidden, heads, kv_heads, intermediate = 32, 4, 2, 64
     keys = hidden // heads * kv_heads
     writer = gguf.GGUFWriter(HERE / "llama.gguf", "llama")
-    describe(writer, "llama", hidden, heads, kv_heads, intermediate)
+    describe(writer, hidden, heads, kv_heads, intermediate)
     writer.add_rope_dimension_count(hidden // heads)
     expected = {}
 
