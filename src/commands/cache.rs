@@ -14,6 +14,7 @@ use crate::ui::{Ui, bytes};
 pub(super) fn run(command: &cli::Cache, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let cache = Cache::open(global.cache_dir.as_deref())?;
     match command {
+        cli::Cache::Path if ui.is_json() => ui.json(&json!({ "path": cache.root() }))?,
         cli::Cache::Path => ui.data(cache.root().display())?,
         cli::Cache::Stats => stats(&cache, ui)?,
         cli::Cache::Verify => return verify(&cache, ui),
