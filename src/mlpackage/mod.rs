@@ -62,9 +62,10 @@ impl Package {
         let model = decode(&bytes).with_context(|| format!("`{}` is no Core ML model", model_path.display()))?;
         let weights_path = model_path.with_file_name("weights").join("weight.bin");
         let weights = match File::open(&weights_path) {
-            // SAFETY: the map is read only; packages are replaced by rename, never rewritten in place.
             Ok(file) => {
-                Some(unsafe { Mmap::map(&file) }.with_context(|| format!("cannot map `{}`", weights_path.display()))?)
+                // SAFETY: the map is read only; packages are replaced by rename, never rewritten in place.
+                let map = unsafe { Mmap::map(&file) };
+                Some(map.with_context(|| format!("cannot map `{}`", weights_path.display()))?)
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             Err(error) => return Err(error).with_context(|| format!("cannot read `{}`", weights_path.display())),
