@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod architecture;
 mod cli;
 mod coremltools;
+mod faults;
 mod support;
