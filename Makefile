@@ -11,9 +11,17 @@ bake: build
 	$(ANEBAKE) convert --recipe int8-v1 --model sample --out out
 	$(ANEBAKE) inspect out/block-00.mlpackage
 
-## Set up, build, and run all tests.
+## Set up, build, and run all tests; those of full and read-only disks where this user may mount one.
 test: setup-dev cargo
 	cargo test --release
+	@mkdir -p target/tmp/mount; \
+	if [ "$$(id -u)" != 0 ]; then \
+	  cargo test --release --test main -- --ignored unprivileged; \
+	elif mount -t tmpfs tmpfs target/tmp/mount 2>/dev/null; then \
+	  umount target/tmp/mount && cargo test --release -- --ignored tmpfs; \
+	else \
+	  echo "tests of full and read-only disks are left out: this user may not mount a tmpfs"; \
+	fi
 
 ## Everything that CI checks.
 check: setup-dev cargo lint golden-check test

@@ -20,8 +20,8 @@
 //! | module | owns |
 //! |---|---|
 //! | [`commands`] | one file for each subcommand; no algorithms |
-//! | [`cli`] | what the command line can say |
 //! | [`ui`] | the only printer |
+//! | [`cli`] | what the command line can say |
 //! | [`bake`] | plan, template, stamp, pipeline, output |
 //! | [`recipe`] | TOML to a checked, resolved recipe |
 //! | [`checkpoint`] | where weights come from: safetensors, GGUF, the hub |

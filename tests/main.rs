@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod architecture;
 mod cli;
 mod coremltools;
 mod docs;
+mod faults;
 mod figures;
 mod support;

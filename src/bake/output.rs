@@ -15,7 +15,7 @@ use walkdir::WalkDir;
 
 use super::manifest::{BakeManifest, FILE_NAME};
 use super::pipeline::{BakedBlock, BakedFile};
-use crate::cache::{Cache, Damaged, TempDir, sweep_stale};
+use crate::cache::{BlobRef, Cache, Damaged, TempDir, move_out, sweep_stale};
 use crate::error::{Fault, OrFault};
 
 /// What publishing did.
@@ -57,7 +57,7 @@ pub fn publish(
     sweep_stale(out);
     let previous = BakeManifest::read(out).unwrap_or_default();
     if let Some(previous) = previous.as_ref().filter(|previous| partial && previous.same_bake(&manifest)) {
-        keep_others(&mut manifest, previous, out);
+        keep_others(cache, &mut manifest, previous, out);
     }
     let mut published = Published::default();
     let mut stale = Vec::new();
@@ -95,15 +95,26 @@ pub fn publish(
     }
     published.removed = remove_leftovers(out, previous.as_ref(), &manifest)?;
     write_manifest(temporary.path(), out, &manifest).or_fault(|| unwritable(out, "cannot write the manifest"))?;
+    drop(temporary);
+    // Packages that were replaced gave up their links to the store: noted now, so that no later change hides behind it.
+    for (_, block) in blocks {
+        for file in &block.files {
+            cache.contains(&file.blob)?;
+        }
+    }
     folder.sync_all().or_fault(|| unwritable(out, "cannot sync the output folder"))?;
     Ok(Publication::Done(published))
 }
 
-/// Adds the records of packages of the same bake that are still there.
-fn keep_others(manifest: &mut BakeManifest, previous: &BakeManifest, out: &Path) {
+/// Adds the records of packages of the same bake that are still there, unchanged.
+fn keep_others(cache: &Cache, manifest: &mut BakeManifest, previous: &BakeManifest, out: &Path) {
     let known: BTreeSet<usize> = manifest.blocks.iter().map(|record| record.index).collect();
     let whole = |files: &[super::manifest::FileRecord], package: &Path| {
-        files.iter().all(|file| package.join(&file.path).metadata().is_ok_and(|metadata| metadata.len() == file.size))
+        files.iter().all(|file| {
+            let (path, blob) = (package.join(&file.path), BlobRef { sha256: file.sha256, size: file.size });
+            cache.same_file(&blob, &path).unwrap_or(false)
+                || File::open(&path).and_then(BlobRef::of_reader).is_ok_and(|found| found == blob)
+        })
     };
     let others = previous.blocks.iter().filter(|record| !known.contains(&record.index));
     manifest.blocks.extend(others.filter(|record| whole(&record.files, &out.join(&record.path))).cloned());
@@ -146,14 +157,19 @@ pub fn write_package(cache: &Cache, path: &Path, files: &[BakedFile]) -> Result<
 fn place(cache: &Cache, aside: &Path, path: &Path, files: &[BakedFile]) -> Result<()> {
     let built = aside.join(path.file_name().context("a package without a name")?);
     write_package(cache, &built, files)?;
+    move_out(|| swap_in(&built, path))
+}
+
+/// Moves `built` to `path`; what was there stays beside `built`.
+fn swap_in(built: &Path, path: &Path) -> Result<()> {
     if path.symlink_metadata().is_err() {
-        return Ok(std::fs::rename(&built, path)?);
+        return Ok(std::fs::rename(built, path)?);
     }
-    if rustix::fs::renameat_with(CWD, &built, CWD, path, RenameFlags::EXCHANGE).is_ok() {
+    if rustix::fs::renameat_with(CWD, built, CWD, path, RenameFlags::EXCHANGE).is_ok() {
         return Ok(());
     }
     std::fs::rename(path, built.with_extension("replaced"))?;
-    Ok(std::fs::rename(&built, path)?)
+    Ok(std::fs::rename(built, path)?)
 }
 
 fn remove_manifest(out: &Path) -> Result<()> {

@@ -184,7 +184,8 @@ impl Bake<'_> {
             result
         });
         for memo in &memos {
-            memo.save()?;
+            // One that cannot be written costs a hash next time; a read-only cache serves its hits all the same.
+            let _ = memo.save();
         }
         outcome?;
         self.checkpoint.unchanged()?;
@@ -452,6 +453,7 @@ impl<'a> Run<'a> {
             let Bake { checkpoint, cache, environment, .. } = self.bake;
             let start = Instant::now();
             self.progress.block(block.index, BlockState::Baking);
+            checkpoint.unchanged()?;
             let python = Python::start(environment)?;
             let source = BlockWeights { checkpoint, block };
             let files = witness::convert(cache, python, block, &source)

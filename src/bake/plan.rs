@@ -234,16 +234,18 @@ pub fn tensor_digests(checkpoint: &Checkpoint, memos: &[DigestMemo<'_>], tensors
 /// The digest memos of a checkpoint's files, in the order of [`Checkpoint::files`].
 ///
 /// # Errors
-/// A file is not there any more.
+/// A file is not there any more, or is another one than was opened: its memo would speak of other bytes.
 pub fn digest_memos<'a>(cache: &'a Cache, checkpoint: &Checkpoint) -> Result<Vec<DigestMemo<'a>>> {
     let files = checkpoint.files().iter();
-    files
+    let memos = files
         .map(|file| {
             let identity = FileIdentity::of(&file.path)
                 .or_fault(|| Fault::input(format!("cannot look at `{}`", file.path.display())))?;
             Ok(cache.digest_memo(&identity))
         })
-        .collect()
+        .collect::<Result<_>>()?;
+    checkpoint.unchanged()?;
+    Ok(memos)
 }
 
 fn scheme(

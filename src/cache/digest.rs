@@ -36,7 +36,10 @@ impl BlobRef {
     }
 
     /// Reads to the end.
-    pub(super) fn of_reader(mut reader: impl Read) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// Those of the reader.
+    pub fn of_reader(mut reader: impl Read) -> io::Result<Self> {
         let mut hasher = Sha256::new();
         let mut buffer = vec![0; BUFFER];
         let mut size = 0;

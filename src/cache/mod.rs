@@ -61,7 +61,7 @@ pub use memo::{DigestMemo, FileIdentity};
 pub use publish::Published;
 pub use sha256::digest_pair;
 pub use store::BlobWriter;
-pub use temporary::{TEMPORARY_PREFIX, TempDir, remove_own_temporaries, sweep_stale};
+pub use temporary::{TEMPORARY_PREFIX, TempDir, move_out, remove_own_temporaries, sweep_stale};
 pub use verify::{DamagedFile, FileKind, VerifyProgress};
 
 use failure::cannot_write;
@@ -171,7 +171,7 @@ impl Cache {
     /// # Errors
     /// The cache cannot be written.
     pub fn temporary_folder(&self) -> Result<TempDir> {
-        TempDir::new_in(&self.prepared_temporaries()?)
+        TempDir::create_in(&self.prepared_temporaries()?).map_err(|error| cannot_write(&self.root, None, error))
     }
 
     fn prepared_temporaries(&self) -> Result<PathBuf> {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use rustix::fs::{FlockOperation, flock};
 
 use super::failure::cannot_write_to;
@@ -23,6 +23,9 @@ const UNLOCKED_PREFIX: &str = ".anebake-new-";
 /// After this long a folder of [`UNLOCKED_PREFIX`] is one whose process died before it got the lock.
 const UNLOCKED_AGE: Duration = Duration::from_secs(3600);
 const LOCK: &str = ".lock";
+
+/// Whether [`remove_own_temporaries`] has begun; held while something is moved out of a temporary folder.
+static ENDING: Mutex<bool> = Mutex::new(false);
 
 /// The temporary folders of this process.
 static OWN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
@@ -110,10 +113,24 @@ pub fn sweep_stale(folder: &Path) -> usize {
 /// Removes all temporary folders of this process, at once: for the thread that handles Ctrl-C, which then ends the
 /// process. Writers that are still at work fail.
 pub fn remove_own_temporaries() {
+    *ENDING.lock().unwrap_or_else(PoisonError::into_inner) = true;
     let own = std::mem::take(&mut *OWN.lock().unwrap_or_else(PoisonError::into_inner));
     for path in own {
         discard(&path);
     }
+}
+
+/// Does `rename`, which moves a folder out of a temporary one, unless [`remove_own_temporaries`] has begun: by then the
+/// folder may lack files. Removal waits for `rename`.
+///
+/// # Errors
+/// Those of `rename`; or the process is ending.
+pub fn move_out<T>(rename: impl FnOnce() -> Result<T>) -> Result<T> {
+    let ending = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
+    if *ending {
+        bail!("the process is ending");
+    }
+    rename()
 }
 
 fn forget(path: &Path) {

@@ -63,32 +63,6 @@ impl Fixture {
     }
 }
 
-/// A small file system of its own.
-struct Tmpfs(tempfile::TempDir);
-
-impl Tmpfs {
-    fn new(options: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let tmpfs = Self(folder);
-        assert!(tmpfs.mount(options).success(), "mounting needs root");
-        tmpfs
-    }
-
-    fn mount(&self, options: &str) -> std::process::ExitStatus {
-        Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(self.path()).status().unwrap()
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.path()).status();
-    }
-}
-
 #[test]
 fn the_default_folder_follows_the_environment() {
     let root = |variables: &[(&str, &str)]| {
@@ -139,64 +113,95 @@ fn a_closed_cache_leaves_no_temporary_folder_and_opening_sweeps_those_of_the_dea
     assert!(fixture.cache.root().join("CACHEDIR.TAG").exists());
 }
 
-#[test]
-#[ignore = "needs root for a tmpfs"]
-fn a_full_disk_names_the_folder_and_keeps_what_was_stored() {
-    let disk = Tmpfs::new("size=256k");
-    let root = disk.path().join("cache");
-    let cache = Cache::open(Some(&root)).unwrap();
-    let small = cache.put(&[1; 1000]).unwrap();
-    let error = cache.put(&[2; 1_000_000]).unwrap_err();
-    assert_eq!(status(&error), Status::Input);
-    assert_eq!(error.to_string(), format!("disk full at the cache `{}`, 1000000 bytes are needed", root.display()));
-    assert_eq!(hints(&error).count(), 1);
+/// Full and read-only disks. `make test` runs them by the name of this module where it may mount.
+mod tmpfs {
+    use super::*;
 
-    let mut writer = cache.blob_writer().unwrap();
-    assert!(writer.append(&[3; 1_000_000]).is_err());
-    assert!(writer.commit().is_err(), "an incomplete blob is not committed");
-    assert_eq!(cache.files(BLOBS).unwrap().iter().filter(|file| !file.is_signature()).count(), 1);
+    /// A small file system of its own.
+    struct Tmpfs(tempfile::TempDir);
 
-    let document = json!({"n": 1});
-    let key = action_key(&document);
-    assert!(cache.record(&key, &document, &vec![1; 1_000_000], &[small], None).is_err());
-    assert_eq!(cache.lookup::<Value>(&key).unwrap(), Lookup::Miss);
-    cache.record(&key, &document, &json!(1), &[small], None).unwrap();
-    assert_eq!(cache.lookup::<Value>(&key).unwrap(), Lookup::Hit { result: json!(1) });
-}
+    impl Tmpfs {
+        fn new(options: &str) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let tmpfs = Self(folder);
+            assert!(tmpfs.mount(options).success(), "mounting needs root");
+            tmpfs
+        }
 
-#[test]
-#[ignore = "needs root for a tmpfs"]
-fn publishing_to_another_file_system_copies_and_a_full_one_is_left_clean() {
-    let disk = Tmpfs::new("size=256k");
-    let fixture = Fixture::new();
-    let [small, large] = [10_000, 1_000_000].map(|size| fixture.cache.put(&vec![7; size]).unwrap());
-    let output = disk.path().join("small");
-    assert_eq!(fixture.cache.publish(&small, &output).unwrap(), Published::Copy);
-    assert!(fixture.reopened().same_file(&small, &output).unwrap());
-    let error = fixture.cache.publish(&large, &disk.path().join("large")).unwrap_err();
-    assert_eq!(error.to_string(), format!("disk full at `{}`, 1000000 bytes are needed", disk.path().display()));
-    assert_eq!(fs::read_dir(disk.path()).unwrap().count(), 1);
-    let blob = fixture.cache.adopt(&output).unwrap();
-    assert_eq!(blob, small);
-    assert!(!output.exists());
-}
+        fn mount(&self, options: &str) -> std::process::ExitStatus {
+            Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(self.path()).status().unwrap()
+        }
 
-#[test]
-#[ignore = "needs root for a tmpfs"]
-fn a_read_only_cache_serves_and_says_clearly_that_it_cannot_store() {
-    let disk = Tmpfs::new("size=1m");
-    let root = disk.path().join("cache");
-    let cache = Cache::open(Some(&root)).unwrap();
-    let blob = cache.put(b"weights").unwrap();
-    let document = json!({"n": 1});
-    let key = action_key(&document);
-    cache.record(&key, &document, &json!(1), &[blob], None).unwrap();
-    drop(cache);
-    assert!(disk.mount("remount,ro").success());
-    let cache = Cache::open(Some(&root)).unwrap();
-    assert_eq!(cache.lookup::<Value>(&key).unwrap(), Lookup::Hit { result: json!(1) });
-    assert_eq!(cache.read(&blob).unwrap(), b"weights");
-    let error = cache.put(b"more").unwrap_err();
-    assert_eq!(status(&error), Status::Input);
-    assert_eq!(error.to_string(), format!("the cache `{}` is not writable", root.display()));
+        fn path(&self) -> &Path {
+            self.0.path()
+        }
+    }
+
+    impl Drop for Tmpfs {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg(self.path()).status();
+        }
+    }
+
+    #[test]
+    #[ignore = "needs root for a tmpfs"]
+    fn a_full_disk_names_the_folder_and_keeps_what_was_stored() {
+        let disk = Tmpfs::new("size=256k");
+        let root = disk.path().join("cache");
+        let cache = Cache::open(Some(&root)).unwrap();
+        let small = cache.put(&[1; 1000]).unwrap();
+        let error = cache.put(&[2; 1_000_000]).unwrap_err();
+        assert_eq!(status(&error), Status::Input);
+        assert_eq!(error.to_string(), format!("disk full at the cache `{}`, 1000000 bytes are needed", root.display()));
+        assert_eq!(hints(&error).count(), 1);
+
+        let mut writer = cache.blob_writer().unwrap();
+        assert!(writer.append(&[3; 1_000_000]).is_err());
+        assert!(writer.commit().is_err(), "an incomplete blob is not committed");
+        assert_eq!(cache.files(BLOBS).unwrap().iter().filter(|file| !file.is_signature()).count(), 1);
+
+        let document = json!({"n": 1});
+        let key = action_key(&document);
+        assert!(cache.record(&key, &document, &vec![1; 1_000_000], &[small], None).is_err());
+        assert_eq!(cache.lookup::<Value>(&key).unwrap(), Lookup::Miss);
+        cache.record(&key, &document, &json!(1), &[small], None).unwrap();
+        assert_eq!(cache.lookup::<Value>(&key).unwrap(), Lookup::Hit { result: json!(1) });
+    }
+
+    #[test]
+    #[ignore = "needs root for a tmpfs"]
+    fn publishing_to_another_file_system_copies_and_a_full_one_is_left_clean() {
+        let disk = Tmpfs::new("size=256k");
+        let fixture = Fixture::new();
+        let [small, large] = [10_000, 1_000_000].map(|size| fixture.cache.put(&vec![7; size]).unwrap());
+        let output = disk.path().join("small");
+        assert_eq!(fixture.cache.publish(&small, &output).unwrap(), Published::Copy);
+        assert!(fixture.reopened().same_file(&small, &output).unwrap());
+        let error = fixture.cache.publish(&large, &disk.path().join("large")).unwrap_err();
+        assert_eq!(error.to_string(), format!("disk full at `{}`, 1000000 bytes are needed", disk.path().display()));
+        assert_eq!(fs::read_dir(disk.path()).unwrap().count(), 1);
+        let blob = fixture.cache.adopt(&output).unwrap();
+        assert_eq!(blob, small);
+        assert!(!output.exists());
+    }
+
+    #[test]
+    #[ignore = "needs root for a tmpfs"]
+    fn a_read_only_cache_serves_and_says_clearly_that_it_cannot_store() {
+        let disk = Tmpfs::new("size=1m");
+        let root = disk.path().join("cache");
+        let cache = Cache::open(Some(&root)).unwrap();
+        let blob = cache.put(b"weights").unwrap();
+        let document = json!({"n": 1});
+        let key = action_key(&document);
+        cache.record(&key, &document, &json!(1), &[blob], None).unwrap();
+        drop(cache);
+        assert!(disk.mount("remount,ro").success());
+        let cache = Cache::open(Some(&root)).unwrap();
+        assert_eq!(cache.lookup::<Value>(&key).unwrap(), Lookup::Hit { result: json!(1) });
+        assert_eq!(cache.read(&blob).unwrap(), b"weights");
+        let error = cache.put(b"more").unwrap_err();
+        assert_eq!(status(&error), Status::Input);
+        assert_eq!(error.to_string(), format!("the cache `{}` is not writable", root.display()));
+    }
 }

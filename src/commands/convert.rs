@@ -71,6 +71,9 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
         }
     };
     let outcomes: Vec<Outcome> = outcomes.into_values().collect();
+    if opened.cache.damage_seen() > 0 {
+        ui.warn(format!("{} damaged files of the cache were found; they are made anew", opened.cache.damage_seen()));
+    }
     if let Err(error) = opened.cache.collect_if_due(&super::cache::limits()?) {
         ui.warn(format!("the cache could not be collected: {error:#}"));
     }

@@ -12,6 +12,7 @@ mod recipe;
 mod verify;
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 
@@ -25,12 +26,26 @@ use crate::error::{Fault, OrFault, Status};
 use crate::recipe::Recipe;
 use crate::ui::Ui;
 
+/// Whether a signal is about to end the process.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
 /// Runs a command.
 ///
 /// # Errors
 /// Whatever stops it; [`crate::error::status`] tells the exit status.
 pub fn run(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
     catch_interrupts()?;
+    let result = dispatch(cli, ui);
+    if result.is_err() && INTERRUPTED.load(Ordering::SeqCst) {
+        // The failure is that of a writer whose temporary folder is gone; the thread that removed it ends the process.
+        loop {
+            std::thread::park();
+        }
+    }
+    result
+}
+
+fn dispatch(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
     let global = &cli.global;
     match &cli.command {
         Command::Convert(options) => convert::run(options, global, ui),
@@ -54,6 +69,7 @@ fn catch_interrupts() -> Result<()> {
         .or_fault(|| Fault::environment("cannot listen for Ctrl-C"))?;
     std::thread::spawn(move || {
         if signals.forever().next().is_some() {
+            INTERRUPTED.store(true, Ordering::SeqCst);
             remove_own_temporaries();
             crate::ui::interrupted();
             std::process::exit(Status::Interrupted as i32);

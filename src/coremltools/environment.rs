@@ -13,7 +13,7 @@ const COREMLTOOLS: &str = "9.0";
 /// numpy breaks parts of coremltools 9.0 from this version on.
 const NUMPY_BELOW: (u32, u32) = (2, 4);
 
-const SETUP: &str = "run `make setup`, or name an interpreter that has it in `ANEBAKE_PYTHON`";
+pub(super) const SETUP: &str = "run `make setup`, or name an interpreter that has it in `ANEBAKE_PYTHON`";
 
 /// Versions of what decides a package's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -1,9 +1,9 @@
 //! Starts CPython inside this process, as the environment's own `python` would start.
 
-use super::environment::Environment;
+use super::environment::{Environment, SETUP};
 use super::exception::attached;
 use super::sources::{EMBED, MODULES};
-use crate::error::Fault;
+use crate::error::{Fault, OrFault};
 use anyhow::Result;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -57,6 +57,10 @@ impl Python {
             namespace.set_item("__name__", "embed")?;
             let text = CString::new(EMBED).expect("Python sources hold no NUL");
             py.run(&text, Some(&namespace), None)
+        })
+        .or_fault(|| {
+            let executable = environment.executable().display();
+            Fault::environment(format!("the packages of `{executable}` cannot be used")).with_hint(SETUP)
         })?;
         let python: &'static Self = Box::leak(Box::new(Self { _private: () }));
         *running = Some(python);

@@ -23,9 +23,14 @@ impl TinyModel {
     /// A random model of an architecture (`qwen3`, `llama`, `qwen2`), the same for the same seed. Weights have the
     /// spread 1.5/√in that keeps attention sane.
     pub fn new(model_type: &str, seed: u64) -> Self {
+        Self::with_layers(model_type, seed, 2)
+    }
+
+    /// [`TinyModel::new`] with another number of layers.
+    pub fn with_layers(model_type: &str, seed: u64, layers: usize) -> Self {
         // qwen2 in candle takes head_dim = hidden / heads.
         let head_dim = if model_type == "qwen2" { 16 } else { 32 };
-        let (hidden, heads, kv_heads, intermediate, vocab, layers) = (64, 4, 2, 96, 96, 2);
+        let (hidden, heads, kv_heads, intermediate, vocab) = (64, 4, 2, 96, 96);
         let mut config = json!({
             "model_type": model_type, "architectures": ["Tiny"], "hidden_size": hidden,
             "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
@@ -179,4 +184,13 @@ pub fn stderr(output: &Output) -> String {
 /// What a run printed on stdout.
 pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Every file below a folder, by its path inside; empty where there is no folder.
+pub fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = walkdir::WalkDir::new(folder).into_iter().filter_map(Result::ok);
+    entries
+        .filter(|entry| entry.file_type().is_file())
+        .map(|entry| (entry.path().strip_prefix(folder).unwrap().to_owned(), std::fs::read(entry.path()).unwrap()))
+        .collect()
 }
