@@ -4,4 +4,8 @@
 
 mod cli;
 mod coremltools;
+mod graphs;
+mod readers;
+mod reproducible;
 mod support;
+mod verify;

@@ -23,8 +23,8 @@ impl TinyModel {
     /// A random model of an architecture (`qwen3`, `llama`, `qwen2`), the same for the same seed. Weights have the
     /// spread 1.5/√in that keeps attention sane.
     pub fn new(model_type: &str, seed: u64) -> Self {
-        // qwen2 in candle takes head_dim = hidden / heads.
-        let head_dim = if model_type == "qwen2" { 16 } else { 32 };
+        // qwen2 and llama in candle take head_dim = hidden / heads.
+        let head_dim = if model_type == "qwen3" { 32 } else { 16 };
         let (hidden, heads, kv_heads, intermediate, vocab, layers) = (64, 4, 2, 96, 96, 2);
         let mut config = json!({
             "model_type": model_type, "architectures": ["Tiny"], "hidden_size": hidden,
@@ -73,6 +73,17 @@ impl TinyModel {
             block("mlp.down_proj.weight", &[hidden, intermediate]);
         }
         Self { config, tensors, dtype: Dtype::BF16 }
+    }
+
+    /// With an output matrix of its own, `lm_head.weight`.
+    pub fn untied(mut self, seed: u64) -> Self {
+        self.config["tie_word_embeddings"] = false.into();
+        let shape = self.tensors["model.embed_tokens.weight"].0.clone();
+        let spread = 1.5 / (shape[1] as f32).sqrt();
+        let mut random = Random(seed);
+        let values = (0..shape.iter().product()).map(|_| spread * random.normal()).collect();
+        self.tensors.insert("lm_head.weight".to_owned(), (shape, values));
+        self
     }
 
     /// The values of a tensor, to change them.
