@@ -25,12 +25,18 @@ impl TinyModel {
     pub fn new(model_type: &str, seed: u64) -> Self {
         // qwen2 and llama in candle take head_dim = hidden / heads.
         let head_dim = if model_type == "qwen3" { 32 } else { 16 };
-        let (hidden, heads, kv_heads, intermediate, vocab, layers) = (64, 4, 2, 96, 96, 2);
+        Self::shaped(model_type, seed, [64, 4, 2, head_dim, 96])
+    }
+
+    /// As [`Self::new`] with other sizes: hidden, heads, KV heads, head_dim, intermediate.
+    pub fn shaped(model_type: &str, seed: u64, sizes: [usize; 5]) -> Self {
+        let [hidden, heads, kv_heads, head_dim, intermediate] = sizes;
+        let (vocab, layers) = (96, 2);
         let mut config = json!({
             "model_type": model_type, "architectures": ["Tiny"], "hidden_size": hidden,
             "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
             "head_dim": head_dim, "intermediate_size": intermediate, "vocab_size": vocab, "rms_norm_eps": 1e-6,
-            "rope_theta": 10000.0, "max_position_embeddings": 512, "tie_word_embeddings": true, "hidden_act": "silu",
+            "rope_theta": 10000.0, "max_position_embeddings": 1024, "tie_word_embeddings": true, "hidden_act": "silu",
             "attention_bias": false, "mlp_bias": false, "use_sliding_window": false, "sliding_window": null,
             "max_window_layers": layers, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
         });
