@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use half::f16;
 use serde::Serialize;
 
@@ -23,6 +23,9 @@ use crate::quant::{Guard, GuardedGroup};
 
 /// Decode steps after the prefill.
 const DECODE_STEPS: usize = 3;
+
+/// What hidden states are multiplied with, row by row in turn: a norm's eps counts in small rows alone.
+const ROW_SCALES: [f32; 4] = [1.0, 1.0 / 256.0, 64.0, 1.0 / 16.0];
 
 /// How a block's two packages compare.
 #[derive(Clone, Debug, Serialize)]
@@ -269,7 +272,7 @@ fn feature<'a>(list: &'a [Feature], name: &str) -> Result<&'a Feature> {
     list.iter().find(|feature| feature.name == name).with_context(|| format!("the function has no input `{name}`"))
 }
 
-/// Inputs for a function's tokens at `position`: normal hidden states, a causal mask.
+/// Inputs for a function's tokens at `position`: normal hidden states times [`ROW_SCALES`], a causal mask.
 fn inputs(
     function: &FunctionInfo,
     position: usize,
@@ -278,8 +281,10 @@ fn inputs(
 ) -> Result<Vec<(String, Array)>> {
     let hidden: Vec<usize> =
         feature(&function.inputs, "hidden_state")?.shape.iter().map(|&size| size as usize).collect();
-    let tokens = hidden[1];
-    let values: Vec<f16> = (0..hidden.iter().product()).map(|_| f16::from_f32(random.normal())).collect();
+    let [_, tokens, width] = hidden[..] else { bail!("`hidden_state` has shape {hidden:?}") };
+    let row = |row: usize| ROW_SCALES[(position + row) % ROW_SCALES.len()];
+    let values: Vec<f16> =
+        (0..hidden.iter().product()).map(|index: usize| f16::from_f32(row(index / width) * random.normal())).collect();
     let visible = |row: usize, column: usize| column <= position + row;
     let mask: Vec<f16> = (0..tokens)
         .flat_map(|row| (0..context).map(move |column| f16::from_f32(if visible(row, column) { 0.0 } else { -1e4 })))
