@@ -1,8 +1,8 @@
 """Opens packages with coremltools and compares their decompressed weights with a checkpoint, read by numpy alone.
 
 Argument: a JSON list of `{"package", "layer", "checkpoint"}`, `checkpoint` being a `.safetensors` file, or a package of
-float weights that stands for it. Prints JSON: for each package, the tensors compared, by name: largest `code`
-and number of `scales`, or the float `dtype`; `error`, the largest in scale steps; `excess`, the largest beyond half a step
+float weights that stands for it. Prints JSON: for each package, the tensors compared, by name: largest `code` and
+number of `scales`, or the float `dtype`; `error`, the largest in scale steps; `excess`, the largest beyond half a step
 and what rounding to the compute dtype explains.
 """
 
@@ -49,7 +49,8 @@ def one_function(package: Path, folder: Path) -> "ct.models.MLModel":
     spec = joined.get_spec()
     program, description = spec.mlProgram, spec.description
     name = description.defaultFunctionName
-    assert sorted(program.functions) == ["decode", "prefill"], sorted(program.functions)
+    if sorted(program.functions) != ["decode", "prefill"]:
+        raise ValueError(f"functions are {sorted(program.functions)}")
     chosen = next(function for function in description.functions if function.name == name)
     description.input.extend(chosen.input)
     description.output.extend(chosen.output)
@@ -106,7 +107,8 @@ def compare(case: dict, folder: Path) -> dict[str, dict]:
     else:
         floats = consts(one_function(Path(case["checkpoint"]), folder))
         source = {name: value.astype(np.float64) for name, value in floats.items() if "rope" not in name}
-    assert set(source) <= set(got), (sorted(source), sorted(got))
+    if missing := set(source) - set(got):
+        raise ValueError(f"{sorted(missing)} are not in the package")
     report = {}
     for name, want in source.items():
         value = got[name].astype(np.float64).reshape(want.shape)

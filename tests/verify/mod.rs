@@ -2,6 +2,7 @@
 
 mod different;
 mod equal;
+mod faults;
 mod guarded;
 mod identical;
 
