@@ -8,4 +8,8 @@ mod coremltools;
 mod docs;
 mod faults;
 mod figures;
+mod graphs;
+mod readers;
+mod reproducible;
 mod support;
+mod verify;

@@ -60,7 +60,7 @@ fn is_package(path: &Path) -> bool {
 
 fn packages(left: &Path, right: &Path) -> Result<Report> {
     let difference = compare(&Package::open(left)?, &Package::open(right)?)?;
-    let equal = difference.same_weight_file && difference.ops.is_empty() && difference.values.is_empty();
+    let equal = difference.same_weight_file && difference.same_model_file;
     let name = left.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let packages = if equal { vec![] } else { vec![PackageReport { name, difference }] };
     Ok(Report { equal, inputs: vec![], only_left: vec![], only_right: vec![], packages })

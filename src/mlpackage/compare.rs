@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::Package;
 use super::blob::BlobDtype;
 use super::inventory::BlobUse;
+use super::{MODEL, Package};
+use crate::error::{Fault, OrFault};
 
 /// A value of one package that the other lacks, or holds with other bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ValueDifference {
-    /// Name of the op's output.
+    /// Name of the op's output; `function/output` where an earlier function holds another value under that name.
     pub name: String,
     /// Parameter or attribute.
     pub part: String,
@@ -41,7 +42,8 @@ pub enum DifferenceKind {
     },
     /// Only the first package has it.
     OnlyLeft {
-        /// A value of the second package with the very same bytes, dtype and shape: the two may have been merged.
+        /// A value of the second package that has, or has in the first package, the very same bytes, dtype and shape:
+        /// the two may have been merged.
         same_as: Option<String>,
         /// Whether every element is 1.
         all_ones: bool,
@@ -55,6 +57,8 @@ pub enum DifferenceKind {
 pub struct PackageDifference {
     /// Whether `weight.bin` is the same file, byte for byte.
     pub same_weight_file: bool,
+    /// Whether `model.mlmodel` is the same file, byte for byte.
+    pub same_model_file: bool,
     /// Op counts that differ, as `function: op left -> right`.
     pub ops: Vec<String>,
     /// Values that differ; values that are equal under the same name are not listed.
@@ -70,7 +74,7 @@ pub fn compare(left: &Package, right: &Package) -> Result<PackageDifference> {
     let mut values = Vec::new();
     for ((name, part), used) in &left_uses {
         let kind = match right_uses.get(&(name.clone(), part.clone())) {
-            None => Some(only_left(left, used, right, &right_uses)),
+            None => Some(only_left(left, (name, used), &left_uses, right, &right_uses)),
             Some(other) if (used.entry.dtype, &used.shape) != (other.entry.dtype, &other.shape) => {
                 Some(DifferenceKind::Form { left: form(used), right: form(other) })
             }
@@ -90,34 +94,71 @@ pub fn compare(left: &Package, right: &Package) -> Result<PackageDifference> {
     }));
     Ok(PackageDifference {
         same_weight_file: left.weights() == right.weights(),
+        same_model_file: model_bytes(left)? == model_bytes(right)?,
         ops: op_differences(left, right)?,
         values,
     })
 }
 
-type Uses = BTreeMap<(String, String), BlobUse>;
+/// The values of a package's blob file by [`ValueDifference::name`] and part.
+pub type Uses = BTreeMap<(String, String), BlobUse>;
 
-fn by_name(package: &Package) -> Result<Uses> {
-    Ok(package.blobs()?.into_iter().map(|used| ((used.output.clone(), used.slot.clone()), used)).collect())
+/// The values of a package, those that functions share listed once.
+///
+/// # Errors
+/// The package is malformed.
+pub fn by_name(package: &Package) -> Result<Uses> {
+    let mut uses = Uses::new();
+    for used in package.blobs()? {
+        let key = (used.output.clone(), used.slot.clone());
+        match uses.get(&key) {
+            Some(first) if !same_value((package, first), (package, &used)) => {
+                uses.insert((format!("{}/{}", used.function, used.output), used.slot.clone()), used);
+            }
+            Some(_) => {}
+            None => {
+                uses.insert(key, used);
+            }
+        }
+    }
+    Ok(uses)
+}
+
+/// Whether two values have the same dtype, shape and bytes.
+pub fn same_value(left: (&Package, &BlobUse), right: (&Package, &BlobUse)) -> bool {
+    (left.1.entry.dtype, &left.1.shape) == (right.1.entry.dtype, &right.1.shape)
+        && left.1.entry.data(left.0.weights()) == right.1.entry.data(right.0.weights())
+}
+
+fn model_bytes(package: &Package) -> Result<Vec<u8>> {
+    let path = package.path().join(MODEL);
+    std::fs::read(&path).or_fault(|| Fault::input(format!("cannot read `{}`", path.display())))
 }
 
 fn form(used: &BlobUse) -> String {
     format!("{} {:?}", used.entry.dtype.as_str(), used.shape)
 }
 
-fn only_left(left: &Package, used: &BlobUse, right: &Package, others: &Uses) -> DifferenceKind {
+fn only_left(
+    left: &Package,
+    (name, used): (&String, &BlobUse),
+    own: &Uses,
+    right: &Package,
+    others: &Uses,
+) -> DifferenceKind {
+    let twin = |key: &(String, String)| {
+        let own_twin = own.get(key).is_some_and(|twin| same_value((left, twin), (left, used)));
+        key.0 != *name && (own_twin || same_value((right, &others[key]), (left, used)))
+    };
+    let same_as = others.keys().find(|key| twin(key)).map(|(name, part)| format!("{name}.{part}"));
     let data = used.entry.data(left.weights());
-    let same = others.iter().find(|(_, other)| {
-        (other.entry.dtype, &other.shape) == (used.entry.dtype, &used.shape)
-            && other.entry.data(right.weights()) == data
-    });
     let one: &[u8] = match used.entry.dtype {
         BlobDtype::Float16 => &[0x00, 0x3c],
         BlobDtype::Float32 => &[0x00, 0x00, 0x80, 0x3f],
         _ => &[],
     };
     let all_ones = !one.is_empty() && data.chunks_exact(one.len()).all(|element| element == one);
-    DifferenceKind::OnlyLeft { same_as: same.map(|((name, part), _)| format!("{name}.{part}")), all_ones }
+    DifferenceKind::OnlyLeft { same_as, all_ones }
 }
 
 fn op_differences(left: &Package, right: &Package) -> Result<Vec<String>> {

@@ -28,14 +28,24 @@ impl TinyModel {
 
     /// [`TinyModel::new`] with another number of layers.
     pub fn with_layers(model_type: &str, seed: u64, layers: usize) -> Self {
-        // qwen2 in candle takes head_dim = hidden / heads.
-        let head_dim = if model_type == "qwen2" { 16 } else { 32 };
-        let (hidden, heads, kv_heads, intermediate, vocab) = (64, 4, 2, 96, 96);
+        // qwen2 and llama in candle take head_dim = hidden / heads.
+        let head_dim = if model_type == "qwen3" { 32 } else { 16 };
+        Self::build(model_type, seed, layers, [64, 4, 2, head_dim, 96])
+    }
+
+    /// [`TinyModel::new`] with other sizes: hidden, heads, KV heads, head_dim, intermediate.
+    pub fn shaped(model_type: &str, seed: u64, sizes: [usize; 5]) -> Self {
+        Self::build(model_type, seed, 2, sizes)
+    }
+
+    fn build(model_type: &str, seed: u64, layers: usize, sizes: [usize; 5]) -> Self {
+        let [hidden, heads, kv_heads, head_dim, intermediate] = sizes;
+        let vocab = 96;
         let mut config = json!({
             "model_type": model_type, "architectures": ["Tiny"], "hidden_size": hidden,
             "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
             "head_dim": head_dim, "intermediate_size": intermediate, "vocab_size": vocab, "rms_norm_eps": 1e-6,
-            "rope_theta": 10000.0, "max_position_embeddings": 512, "tie_word_embeddings": true, "hidden_act": "silu",
+            "rope_theta": 10000.0, "max_position_embeddings": 1024, "tie_word_embeddings": true, "hidden_act": "silu",
             "attention_bias": false, "mlp_bias": false, "use_sliding_window": false, "sliding_window": null,
             "max_window_layers": layers, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
         });
@@ -78,6 +88,17 @@ impl TinyModel {
             block("mlp.down_proj.weight", &[hidden, intermediate]);
         }
         Self { config, tensors, dtype: Dtype::BF16 }
+    }
+
+    /// With an output matrix of its own, `lm_head.weight`.
+    pub fn untied(mut self, seed: u64) -> Self {
+        self.config["tie_word_embeddings"] = false.into();
+        let shape = self.tensors["model.embed_tokens.weight"].0.clone();
+        let spread = 1.5 / (shape[1] as f32).sqrt();
+        let mut random = Random(seed);
+        let values = (0..shape.iter().product()).map(|_| spread * random.normal()).collect();
+        self.tensors.insert("lm_head.weight".to_owned(), (shape, values));
+        self
     }
 
     /// The values of a tensor, to change them.

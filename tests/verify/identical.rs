@@ -1,0 +1,87 @@
+//! Models without oddities: identical files, equal bits.
+
+use super::{assert_identical, verify, verify_tiny};
+use crate::support::{Bench, TinyModel};
+
+const RECIPES: [&str; 4] = ["fp16-v1", "int8-v1", "int8-rtn-f32-v1", "int8-block32-v1"];
+
+fn every_recipe(model: &TinyModel) {
+    let bench = Bench::new(model);
+    for recipe in RECIPES {
+        assert_identical(&verify_tiny(&bench, &["--recipe", recipe]));
+    }
+}
+
+#[test]
+fn a_qwen3_block_is_identical_with_every_recipe() {
+    every_recipe(&TinyModel::new("qwen3", 1));
+}
+
+#[test]
+fn a_llama_block_is_identical_with_every_recipe() {
+    let mut model = TinyModel::new("llama", 2);
+    model.config["rope_scaling"] = serde_json::json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
+    every_recipe(&model);
+}
+
+#[test]
+fn a_qwen2_block_is_identical_with_every_recipe() {
+    every_recipe(&TinyModel::new("qwen2", 3));
+}
+
+#[test]
+fn the_list_of_recipes_is_complete_but_for_an_alias() {
+    // `int8-rtn-v1` and `int8-v1` are the same bake for the time being.
+    let bench = Bench::new(&TinyModel::new("llama", 4));
+    let listed: serde_json::Value = serde_json::from_slice(&bench.run(&["recipe", "list", "--json"]).stdout).unwrap();
+    let mut names: Vec<&str> =
+        listed.as_array().unwrap().iter().map(|recipe| recipe["name"].as_str().unwrap()).collect();
+    names.retain(|name| *name != "int8-rtn-v1");
+    names.sort_unstable();
+    let mut covered = RECIPES;
+    covered.sort_unstable();
+    assert_eq!(names, covered);
+}
+
+#[test]
+fn int4_and_mixed_overrides_are_identical() {
+    let bench = Bench::new(&TinyModel::new("qwen3", 5));
+    let set = |pairs: &[&'static str]| -> Vec<&'static str> { pairs.iter().flat_map(|pair| ["--set", pair]).collect() };
+    assert_identical(&verify_tiny(&bench, &set(&["weights.dtype=int4"])));
+    let per_block = ["weights.dtype=int4", "weights.granularity=per_block", "weights.block_size=16"];
+    assert_identical(&verify_tiny(&bench, &set(&per_block)));
+    std::fs::write(
+        bench.path("mixed.toml"),
+        "schema = 1\nname = \"mixed\"\nextends = \"int8-rtn-v1\"\n\
+         [[override]]\ntensors = 'layers\\.\\d+\\.mlp\\.down_proj'\ndtype = \"float16\"\n\
+         [[override]]\ntensors = 'layers\\.\\d+\\.mlp\\.up_proj'\ndtype = \"int4\"\n\
+         [[override]]\ntensors = 'layers\\.0\\.self_attn\\.o_proj'\ngranularity = \"per_block\"\nblock_size = 32\n",
+    )
+    .unwrap();
+    assert_identical(&verify_tiny(&bench, &["--recipe", "mixed.toml"]));
+}
+
+#[test]
+fn a_block_of_a_float16_checkpoint_is_identical() {
+    let mut model = TinyModel::new("llama", 6);
+    model.dtype = safetensors::Dtype::F16;
+    assert_identical(&verify_tiny(&Bench::new(&model), &[]));
+}
+
+#[test]
+fn first_and_last_block_of_the_sample_are_identical() {
+    let bench = Bench::new(&TinyModel::new("llama", 7));
+    let report = verify(&bench, &["--model", "sample", "--only", "0,29", "--recipe", "int8-v1"]);
+    assert_eq!(report["blocks"].as_array().unwrap().len(), 2);
+    report["blocks"].as_array().unwrap().iter().for_each(assert_identical);
+}
+
+#[test]
+#[ignore = "needs 60 s and 500 MB"]
+fn a_block_of_the_shape_of_qwen3_0_6b_is_identical() {
+    let model = TinyModel::shaped("qwen3", 8, [1024, 16, 8, 128, 3072]);
+    let bench = Bench::new(&model);
+    let report = verify(&bench, &["--model", "model", "--only", "0", "--recipe", "int8-rtn-v1"]);
+    assert_identical(&report["blocks"][0]);
+}
