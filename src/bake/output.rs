@@ -143,12 +143,18 @@ fn is_current(cache: &Cache, package: &Path, files: &[BakedFile]) -> bool {
 /// # Errors
 /// The folder cannot be written, or a cached file is [`Damaged`].
 pub fn write_package(cache: &Cache, path: &Path, files: &[BakedFile]) -> Result<()> {
+    // One by one: what removes the temporary folder around them must not find it made again.
+    std::fs::create_dir(path)?;
+    let mut folders = BTreeSet::from([path.to_owned()]);
     for file in files {
-        let target = path.join(&file.path);
-        if let Some(parent) = target.parent() {
-            std::fs::create_dir_all(parent)?;
+        let mut folder = path.to_owned();
+        for part in Path::new(&file.path).parent().into_iter().flatten() {
+            folder.push(part);
+            if folders.insert(folder.clone()) {
+                std::fs::create_dir(&folder)?;
+            }
         }
-        cache.publish(&file.blob, &target)?;
+        cache.publish(&file.blob, &path.join(&file.path))?;
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ const UNLOCKED_PREFIX: &str = ".anebake-new-";
 const UNLOCKED_AGE: Duration = Duration::from_secs(3600);
 const LOCK: &str = ".lock";
 
-/// Whether [`remove_own_temporaries`] has begun; held while something is moved out of a temporary folder.
+/// Whether [`remove_own_temporaries`] has begun; held while a temporary folder is made or something is moved out of one.
 static ENDING: Mutex<bool> = Mutex::new(false);
 
 /// The temporary folders of this process.
@@ -51,6 +51,10 @@ impl TempDir {
     /// [`TempDir::new_in`], for a caller with better words for the failure.
     pub(super) fn create_in(folder: &Path) -> io::Result<Self> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let ending = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
+        if *ending {
+            return Err(io::Error::other("the process is ending"));
+        }
         let (path, new) = loop {
             let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
             let name = format!("{:x}-{:x}-{serial:x}", std::process::id(), now_ns());
