@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde::Serialize;
 
+use super::Package;
 use super::blob::BlobDtype;
 use super::inventory::BlobUse;
-use super::{MODEL, Package};
 use crate::error::{Fault, OrFault};
 
 /// A value of one package that the other lacks, or holds with other bytes.
@@ -131,8 +131,8 @@ pub fn same_value(left: (&Package, &BlobUse), right: (&Package, &BlobUse)) -> bo
 }
 
 fn model_bytes(package: &Package) -> Result<Vec<u8>> {
-    let path = package.path().join(MODEL);
-    std::fs::read(&path).or_fault(|| Fault::input(format!("cannot read `{}`", path.display())))
+    let path = package.model_path();
+    std::fs::read(path).or_fault(|| Fault::input(format!("cannot read `{}`", path.display())))
 }
 
 fn form(used: &BlobUse) -> String {

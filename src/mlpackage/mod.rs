@@ -33,6 +33,7 @@ const MODEL_PATH_PREFIX: &str = "@model_path/";
 #[derive(Debug)]
 pub struct Package {
     path: PathBuf,
+    model_path: PathBuf,
     model: spec::Model,
     model_size: u64,
     weights: Option<Mmap>,
@@ -70,7 +71,7 @@ impl Package {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             Err(error) => return Err(error).with_context(|| format!("cannot read `{}`", weights_path.display())),
         };
-        Ok(Self { path: path.to_owned(), model, model_size: bytes.len() as u64, weights })
+        Ok(Self { path: path.to_owned(), model_path, model, model_size: bytes.len() as u64, weights })
     }
 
     /// The folder.
@@ -81,6 +82,11 @@ impl Package {
     /// The decoded model.
     pub fn model(&self) -> &spec::Model {
         &self.model
+    }
+
+    /// Its `model.mlmodel`.
+    pub fn model_path(&self) -> &Path {
+        &self.model_path
     }
 
     /// Size of `model.mlmodel` in bytes.

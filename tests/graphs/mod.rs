@@ -41,13 +41,8 @@ fn distance(got: &[Vec<f64>], want: &[Vec<f32>]) -> Tolerance {
         let cosine = dot(got, &want) / (dot(got, got) * dot(&want, &want)).sqrt();
         let largest = want.iter().fold(0.0, |m: f64, value| m.max(value.abs()));
         let error = got.iter().zip(&want).fold(0.0, |m: f64, (a, b)| m.max((a - b).abs())) / largest;
-        // Not `max`, which would pass over a NaN.
-        if !(1.0 - cosine <= worst.angle) {
-            worst.angle = 1.0 - cosine;
-        }
-        if !(error <= worst.error) {
-            worst.error = error;
-        }
+        assert!(cosine.is_finite() && error.is_finite(), "logits are not finite");
+        worst = Tolerance { angle: worst.angle.max(1.0 - cosine), error: worst.error.max(error) };
     }
     worst
 }

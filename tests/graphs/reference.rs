@@ -7,6 +7,9 @@ use candle_nn::VarBuilder;
 use candle_transformers::models::{llama, qwen2, qwen3};
 use serde_json::{Value, json};
 
+/// From a token and its position to logits.
+type Forward = Box<dyn FnMut(&Tensor, usize) -> candle_core::Result<Tensor>>;
+
 /// Logits at every position of `tokens`, one decode step each.
 ///
 /// `config` is what the checkpoint's `config.json` means. candle has no `linear` scaling for llama, but its `llama3`
@@ -24,7 +27,7 @@ pub fn logits(folder: &Path, config: &Value, tokens: &[u32]) -> Vec<Vec<f32>> {
             "low_freq_factor": 1.0, "high_freq_factor": 2.0, "original_max_position_embeddings": 1});
     }
     let model_type = config["model_type"].as_str().unwrap().to_owned();
-    let mut forward: Box<dyn FnMut(&Tensor, usize) -> candle_core::Result<Tensor>> = match model_type.as_str() {
+    let mut forward: Forward = match model_type.as_str() {
         "qwen3" => {
             let config: qwen3::Config = serde_json::from_value(config).unwrap();
             let mut model = qwen3::ModelForCausalLM::new(&config, weights).unwrap();
