@@ -50,7 +50,7 @@ documents! {
         equal: bool, inputs: Vec<Change>, only_left: Vec<String>, only_right: Vec<String>,
         packages: Vec<PackageDifference>,
     }
-    PackageDifference { name: String, same_weight_file: bool, ops: Vec<String>, values: Vec<ValueDifference>, }
+    PackageDifference { name: String, same_model_file: bool, same_weight_file: bool, ops: Vec<String>, values: Vec<ValueDifference>, }
     ValueDifference {
         name: String, part: String, kind: String, differing: Option<u64>, of: Option<u64>, left: Option<String>,
         right: Option<String>, same_as: Option<String>, all_ones: Option<bool>,

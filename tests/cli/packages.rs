@@ -21,7 +21,6 @@ fn what_is_no_package_or_no_bake_is_refused_by_name() {
     for (path, cause) in [
         ("nowhere", "No such file or directory (os error 2)"),
         ("model", "No such file or directory (os error 2)"),
-        ("out", "No such file or directory (os error 2)"),
         ("model/config.json", "Not a directory (os error 20)"),
     ] {
         let expected = format!(
@@ -30,6 +29,12 @@ fn what_is_no_package_or_no_bake_is_refused_by_name() {
         );
         refused(&bench.run(&["inspect", path]), 4, &expected);
     }
+    refused(
+        &bench.run(&["inspect", "out"]),
+        2,
+        "anebake: error: `out` is the output folder of a bake, not a package\n  hint: name a package in it, for \
+         instance `out/block-00.mlpackage`",
+    );
     refused(
         &bench.run(&["diff", "out", "out/block-00.mlpackage"]),
         2,
@@ -68,7 +73,7 @@ fn a_damaged_package_is_refused_by_the_file_and_the_value_at_fault() {
             weights.as_path(),
             Some(&whole[..1000]),
             "malformed package `bad`\n  caused by: function `decode`, `q_proj_weight_quantized`, `data`\n  caused by: \
-             `weight.bin`\n  caused by: blob at offset 256: 8192 bytes of data reach beyond the file of 1000 bytes"
+             `weight.bin`\n  caused by: blob at offset 256: 4096 bytes of data reach beyond the file of 1000 bytes"
                 .to_owned(),
         ),
         (

@@ -32,7 +32,7 @@ fn a_python_that_cannot_be_embedded_is_refused_with_the_reason_and_how_to_get_an
         assert_eq!(stdout(&output), "");
         let first = text.lines().next().unwrap();
         assert!(first.starts_with("anebake: error: cannot use ") && first.ends_with(reason), "{text}");
-        assert!(text.contains("  hint: install one and name it with PYTHON=: `apt-get install python3-dev"), "{text}");
+        assert!(text.contains("  hint: install one and name it by PYTHON=: `apt-get install python3-dev"), "{text}");
         assert_eq!(setup(case, empty.path(), &["--check-only"]).status.code(), Some(3));
     }
     assert_eq!(std::fs::read_dir(empty.path()).unwrap().count(), 0);

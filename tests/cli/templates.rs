@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::support::{Bench, TinyModel, files, stdout};
 
 const PACKAGE: &str = "block-01.mlpackage";
-const HEAD_DIM: usize = 32;
+const HEAD_DIM: usize = 16;
 const CONTEXT: usize = 128;
 
 /// Bakes into `out` and says whether Python was started.
