@@ -5,9 +5,10 @@
 //! time take turns (a lock on the folder itself), so that the output is always one bake's.
 
 use std::collections::BTreeSet;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
@@ -59,13 +60,15 @@ pub fn publish(
     if let Some(previous) = previous.as_ref().filter(|previous| partial && previous.same_bake(&manifest)) {
         keep_others(cache, &mut manifest, previous, out);
     }
+    let manifest_file = previous.as_ref().and_then(|_| out.join(FILE_NAME).metadata().ok());
+    let sealed_at = manifest_file.and_then(|metadata| metadata.modified().ok());
     let mut published = Published::default();
     let mut stale = Vec::new();
     let mut damaged = BTreeSet::new();
     for (index, block) in blocks {
         let record = manifest.blocks.iter().find(|record| record.index == *index);
         let path = out.join(&record.with_context(|| format!("the manifest lacks block {index}"))?.path);
-        if is_current(cache, &path, &block.files) {
+        if is_current(cache, &path, &block.files, sealed_at) {
             published.kept += 1;
         } else {
             stale.push((*index, path, *block));
@@ -121,11 +124,24 @@ fn keep_others(cache: &Cache, manifest: &mut BakeManifest, previous: &BakeManife
     manifest.blocks.sort_by_key(|record| record.index);
 }
 
-/// Whether `package` holds exactly `files`.
-fn is_current(cache: &Cache, package: &Path, files: &[BakedFile]) -> bool {
-    if !package.is_dir() {
-        return false;
+/// Whether `package` holds exactly `files`. A folder that was last changed before the manifest was written, `sealed_at`,
+/// holds what was put there; any other is listed.
+fn is_current(cache: &Cache, package: &Path, files: &[BakedFile], sealed_at: Option<SystemTime>) -> bool {
+    let mut folders = BTreeSet::from([package.to_owned()]);
+    for file in files {
+        let path = package.join(&file.path);
+        folders.extend(path.ancestors().skip(1).take_while(|folder| *folder != package).map(Path::to_owned));
     }
+    let untouched = |folder: &PathBuf| {
+        let changed = folder.symlink_metadata().ok().filter(Metadata::is_dir).and_then(|m| m.modified().ok());
+        changed.zip(sealed_at).is_some_and(|(changed, sealed)| changed < sealed)
+    };
+    (folders.iter().all(untouched) || holds_only(package, files.len()))
+        && files.iter().all(|file| cache.same_file(&file.blob, &package.join(&file.path)).unwrap_or(false))
+}
+
+/// Whether `package` is a folder with this many files in it.
+fn holds_only(package: &Path, count: usize) -> bool {
     let mut found = 0;
     for entry in WalkDir::new(package) {
         match entry {
@@ -134,8 +150,7 @@ fn is_current(cache: &Cache, package: &Path, files: &[BakedFile]) -> bool {
             Err(_) => return false,
         }
     }
-    found == files.len()
-        && files.iter().all(|file| cache.same_file(&file.blob, &package.join(&file.path)).unwrap_or(false))
+    package.is_dir() && found == count
 }
 
 /// Writes a package to `path`, which must not exist.

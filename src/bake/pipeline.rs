@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::plan::{Engine, Plan, PlannedBlock, digest_memos, tensor_digests};
+use super::plan::{Engine, Plan, PlannedBlock, digest_memos, known_digests, tensor_digests};
 use super::stamp::{TensorReport, WeightSource, Workspace, stamp};
 use super::template::Template;
 use super::witness;
@@ -150,16 +150,58 @@ impl Bake<'_> {
         progress: &dyn Progress,
         wanted: &(dyn Fn(usize) -> bool + Sync),
     ) -> Result<Vec<Outcome>> {
-        let blocks: Vec<&PlannedBlock> = self.plan.blocks.iter().filter(|block| wanted(block.index)).collect();
+        let wanted: Vec<&PlannedBlock> = self.plan.blocks.iter().filter(|block| wanted(block.index)).collect();
         let memos = digest_memos(self.cache, self.checkpoint)?;
+        let mut outcomes = BTreeMap::new();
+        // Where everything hits, threads would cost more than they save.
+        for block in wanted.iter().filter(|_| !options.force) {
+            let Some(digests) = known_digests(&memos, &block.tensors) else { continue };
+            let (_, key) = self.action(block, &digests);
+            if let Some(outcome) = self.look_up(block, key, &digests)? {
+                progress.block(block.index, BlockState::Cached);
+                outcomes.insert(block.index, outcome);
+            }
+        }
+        let blocks: Vec<&PlannedBlock> =
+            wanted.iter().filter(|block| !outcomes.contains_key(&block.index)).copied().collect();
+        if !blocks.is_empty() {
+            self.run_threads(&blocks, &memos, options, progress, &mut outcomes)?;
+        }
+        self.checkpoint.unchanged()?;
+        wanted
+            .iter()
+            .map(|block| outcomes.remove(&block.index).context("a block was neither baked nor refused"))
+            .collect()
+    }
+
+    fn action(&self, block: &PlannedBlock, digests: &[Digest]) -> (Value, ActionKey) {
+        let document = self.plan.block_document(block, digests);
+        let key = action_key(&document);
+        (document, key)
+    }
+
+    fn look_up(&self, block: &PlannedBlock, key: ActionKey, digests: &[Digest]) -> Result<Option<Outcome>> {
+        let Lookup::Hit { result } = self.cache.lookup::<BakedBlock>(&key)? else { return Ok(None) };
+        let digests = digests.to_vec();
+        Ok(Some(Outcome { index: block.index, key, digests, block: result, cached: true, seconds: 0.0 }))
+    }
+
+    fn run_threads(
+        &self,
+        blocks: &[&PlannedBlock],
+        memos: &[DigestMemo<'_>],
+        options: Options,
+        progress: &dyn Progress,
+        outcomes: &mut BTreeMap<usize, Outcome>,
+    ) -> Result<()> {
         let workers = options.jobs.get().min(blocks.len().max(1));
         let run = Run {
             bake: self,
             options,
             progress,
-            memos: &memos,
+            memos,
             next: AtomicUsize::new(0),
-            blocks: &blocks,
+            blocks,
             failed: AtomicBool::new(false),
             board: Mutex::new(Board {
                 templates: BTreeMap::new(),
@@ -183,17 +225,13 @@ impl Bake<'_> {
             }
             result
         });
-        for memo in &memos {
+        for memo in memos {
             // One that cannot be written costs a hash next time; a read-only cache serves its hits all the same.
             let _ = memo.save();
         }
         outcome?;
-        self.checkpoint.unchanged()?;
-        let mut outcomes = run.outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
-        blocks
-            .iter()
-            .map(|block| outcomes.remove(&block.index).context("a block was neither baked nor refused"))
-            .collect()
+        outcomes.extend(run.outcomes.into_inner().unwrap_or_else(PoisonError::into_inner));
+        Ok(())
     }
 }
 
@@ -327,13 +365,12 @@ impl<'a> Run<'a> {
         let plan = self.bake.plan;
         self.progress.block(block.index, BlockState::Hashing);
         let digests = tensor_digests(self.bake.checkpoint, self.memos, &block.tensors);
-        let document = plan.block_document(block, &digests);
-        let key = action_key(&document);
+        let (document, key) = self.bake.action(block, &digests);
         if !self.options.force
-            && let Lookup::Hit { result: baked } = self.bake.cache.lookup::<BakedBlock>(&key)?
+            && let Some(outcome) = self.bake.look_up(block, key, &digests)?
         {
             self.progress.block(block.index, BlockState::Cached);
-            self.finish(Outcome { index: block.index, key, digests, block: baked, cached: true, seconds: 0.0 });
+            self.finish(outcome);
             return Ok(());
         }
         if self.options.frozen {

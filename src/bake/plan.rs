@@ -1,5 +1,7 @@
 //! What to bake and under which key: from a recipe and a checkpoint to one action document for each block.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
@@ -65,8 +67,8 @@ impl PlannedTensor {
 pub struct PlannedBlock {
     /// Number of the block in the model.
     pub index: usize,
-    /// The graph that coremltools is asked for: everything that decides the program.
-    pub request: Value,
+    /// The graph that coremltools is asked for: everything that decides the program. Blocks of one graph share it.
+    pub request: Arc<Value>,
     /// Its tensors.
     pub tensors: Vec<PlannedTensor>,
 }
@@ -121,6 +123,7 @@ impl Plan {
             recipe::ComputePrecision::Float16 => ComputeDtype::F16,
             recipe::ComputePrecision::Float32 => ComputeDtype::F32,
         };
+        let mut requests: Vec<(Vec<Option<Scheme>>, Arc<Value>)> = Vec::new();
         let blocks = blocks
             .iter()
             .map(|&index| {
@@ -134,7 +137,15 @@ impl Plan {
                         })
                     })
                     .collect::<Result<Vec<_>>>()?;
-                let request = graph_request(config, recipe, &tensors);
+                let schemes: Vec<_> = tensors.iter().map(|planned| planned.scheme).collect();
+                let request = match requests.iter().find(|(known, _)| *known == schemes) {
+                    Some((_, request)) => Arc::clone(request),
+                    None => {
+                        let request = Arc::new(graph_request(config, recipe, &tensors));
+                        requests.push((schemes, Arc::clone(&request)));
+                        request
+                    }
+                };
                 Ok(PlannedBlock { index, request, tensors })
             })
             .collect::<Result<_>>()?;
@@ -204,6 +215,12 @@ impl Plan {
             _ => unreachable!("`json!` of braces is an object"),
         }
     }
+}
+
+/// Digests of tensors as they are stored, if the memos know them all.
+pub fn known_digests(memos: &[DigestMemo<'_>], tensors: &[PlannedTensor]) -> Option<Vec<Digest>> {
+    let known = |tensor: &TensorRef| memos[tensor.file].get(tensor.offset, tensor.length);
+    tensors.iter().map(|planned| known(&planned.source)).collect()
 }
 
 /// Digests of tensors as they are stored, from the memos where they are known. What must be hashed is hashed in pairs.
