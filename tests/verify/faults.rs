@@ -31,7 +31,7 @@ impl Pair {
 
     fn verdict(&self) -> Verdict {
         let python = Python::start(&Environment::find(None).unwrap()).unwrap();
-        let planned = PlannedBlock { index: 0, request: serde_json::json!({}), tensors: vec![] };
+        let planned = PlannedBlock { index: 0, request: serde_json::json!({}).into(), tensors: vec![] };
         let baked = BakedBlock { package: Digest::of(b""), files: vec![], tensors: vec![] };
         verify(python, &planned, &baked, &self.native(), &self.bench.path("witness/block-00.mlpackage")).unwrap()
     }
