@@ -194,6 +194,7 @@ impl Bake<'_> {
         progress: &dyn Progress,
         outcomes: &mut BTreeMap<usize, Outcome>,
     ) -> Result<()> {
+        self.checkpoint.check()?;
         let workers = options.jobs.get().min(blocks.len().max(1));
         let run = Run {
             bake: self,

@@ -61,6 +61,7 @@ impl std::fmt::Display for Reason {
 /// # Errors
 /// The checkpoint or the cache cannot be read.
 pub fn survey(bake: &Bake<'_>, jobs: std::num::NonZeroUsize) -> Result<Vec<Surveyed>> {
+    bake.checkpoint.check()?;
     let memos = digest_memos(bake.cache, bake.checkpoint)?;
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());

@@ -56,8 +56,7 @@ impl Cache {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Condition::Missing),
             Err(error) => return Err(cannot_read(&path, error)),
         };
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&blob.sha256).copied();
-        if known.is_some_and(|known| known.judge(&now) == Verdict::Unchanged) {
+        if self.is_known(&blob.sha256, &now) {
             return Ok(Condition::Intact);
         }
         // The file may know more than this process: another one may have published the blob meanwhile.
@@ -70,6 +69,12 @@ impl Cache {
             Verdict::Unknown => {}
         }
         self.rehash(blob)
+    }
+
+    /// Whether this process has seen that the inode with this signature holds the blob.
+    pub(super) fn is_known(&self, digest: &Digest, now: &Signature) -> bool {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(digest).copied();
+        known.is_some_and(|known| known.judge(now) == Verdict::Unchanged)
     }
 
     /// Says how a blob is by its bytes, and remembers its signature if they are right.

@@ -79,6 +79,9 @@ impl Cache {
             return Ok(false);
         }
         let now = Signature::of(&metadata);
+        if self.is_known(&blob.sha256, &now) {
+            return Ok(true);
+        }
         match fs::symlink_metadata(self.blob_path(&blob.sha256)) {
             Ok(stored) if Signature::of(&stored).same_inode(&now) => {
                 return Ok(self.examine(blob)? == Condition::Intact);

@@ -111,11 +111,14 @@ impl Opened {
         };
         let path = source.locate(environment.site_packages(), &ui.download_progress())?;
         let checkpoint = Checkpoint::open(&path)?;
-        checkpoint.check()?;
         let cache = Cache::open(global.cache_dir.as_deref())?;
         let label = model_label(&source);
         let blocks = blocks(checkpoint.config().layers)?;
-        let plan = Plan::new(&recipe, &checkpoint, &label, &environment, engine, &blocks)?;
+        let plan = Plan::new(&recipe, &checkpoint, &label, &environment, engine, &blocks).or_else(|error| {
+            // The whole list of what is wrong with the checkpoint says more than the first tensor that a plan misses.
+            checkpoint.check()?;
+            Err(error)
+        })?;
         Ok(Self { recipe, checkpoint, environment, cache, label, plan })
     }
 
