@@ -19,7 +19,7 @@ use super::plan::{Engine, Plan, PlannedBlock, digest_memos, known_digests, tenso
 use super::stamp::{TensorReport, WeightSource, Workspace, stamp};
 use super::template::Template;
 use super::witness;
-use crate::cache::{ActionKey, BlobRef, BlobWriter, Cache, Digest, DigestMemo, Lookup, action_key};
+use crate::cache::{ActionKey, BlobRef, BlobWriter, Cache, Digest, DigestMemo, Lookup};
 use crate::checkpoint::Checkpoint;
 use crate::coremltools::{Environment, Python};
 use crate::error::{Fault, Status};
@@ -156,7 +156,7 @@ impl Bake<'_> {
         // Where everything hits, threads would cost more than they save.
         for block in wanted.iter().filter(|_| !options.force) {
             let Some(digests) = known_digests(&memos, &block.tensors) else { continue };
-            let (_, key) = self.action(block, &digests);
+            let key = self.plan.block_key(block, &digests);
             if let Some(outcome) = self.look_up(block, key, &digests)? {
                 progress.block(block.index, BlockState::Cached);
                 outcomes.insert(block.index, outcome);
@@ -172,12 +172,6 @@ impl Bake<'_> {
             .iter()
             .map(|block| outcomes.remove(&block.index).context("a block was neither baked nor refused"))
             .collect()
-    }
-
-    fn action(&self, block: &PlannedBlock, digests: &[Digest]) -> (Value, ActionKey) {
-        let document = self.plan.block_document(block, digests);
-        let key = action_key(&document);
-        (document, key)
     }
 
     fn look_up(&self, block: &PlannedBlock, key: ActionKey, digests: &[Digest]) -> Result<Option<Outcome>> {
@@ -366,7 +360,7 @@ impl<'a> Run<'a> {
         let plan = self.bake.plan;
         self.progress.block(block.index, BlockState::Hashing);
         let digests = tensor_digests(self.bake.checkpoint, self.memos, &block.tensors);
-        let (document, key) = self.bake.action(block, &digests);
+        let key = plan.block_key(block, &digests);
         if !self.options.force
             && let Some(outcome) = self.bake.look_up(block, key, &digests)?
         {
@@ -379,6 +373,7 @@ impl<'a> Run<'a> {
                 .with_hint("bake it without `--frozen`; `anebake explain` tells what changed")
                 .into());
         }
+        let document = plan.block_document(block, &digests);
         let (template_document, template_key) = plan.template_action(block);
         let template = template_key.to_string();
         self.progress.block(block.index, BlockState::Waiting);
@@ -432,7 +427,8 @@ impl<'a> Run<'a> {
         let start = Instant::now();
         self.progress.template_started();
         let python = Python::start(environment)?;
-        let template = Template::make(cache, python, key, document, &block.request, &block.tensors, plan.compute)?;
+        let template =
+            Template::make(cache, python, key, document, &block.request.value, &block.tensors, plan.compute)?;
         self.progress.template_ready(start.elapsed().as_secs_f64());
         Ok(template)
     }

@@ -6,7 +6,9 @@ use anyhow::Result;
 use serde_json::{Map, Value, json};
 
 use crate::arch::{BlockTensor, ModelConfig, TensorKind};
-use crate::cache::{ActionKey, Cache, Digest, DigestMemo, FileIdentity, action_key, digest_pair};
+use crate::cache::{
+    ActionKey, Cache, Digest, DigestMemo, FileIdentity, action_key, action_key_of_members, canonical_json, digest_pair,
+};
 use crate::checkpoint::source::ModelSource;
 use crate::checkpoint::{Checkpoint, TensorRef};
 use crate::coremltools::{Environment, ToolVersions, sources_digest};
@@ -62,13 +64,28 @@ impl PlannedTensor {
     }
 }
 
+/// What coremltools is asked for.
+#[derive(Clone, Debug)]
+pub struct Graph {
+    /// The request.
+    pub value: Value,
+    canonical: Vec<u8>,
+}
+
+impl From<Value> for Graph {
+    fn from(value: Value) -> Self {
+        let canonical = canonical_json(&value);
+        Self { value, canonical }
+    }
+}
+
 /// One block of a bake.
 #[derive(Clone, Debug)]
 pub struct PlannedBlock {
     /// Number of the block in the model.
     pub index: usize,
     /// The graph that coremltools is asked for: everything that decides the program. Blocks of one graph share it.
-    pub request: Arc<Value>,
+    pub request: Arc<Graph>,
     /// Its tensors.
     pub tensors: Vec<PlannedTensor>,
 }
@@ -90,6 +107,7 @@ pub struct Plan {
     /// The chosen blocks in order.
     pub blocks: Vec<PlannedBlock>,
     tools: ToolVersions,
+    canonical_tools: Vec<u8>,
     model_label: String,
     recipe_name: String,
 }
@@ -123,7 +141,7 @@ impl Plan {
             recipe::ComputePrecision::Float16 => ComputeDtype::F16,
             recipe::ComputePrecision::Float32 => ComputeDtype::F32,
         };
-        let mut requests: Vec<(Vec<Option<Scheme>>, Arc<Value>)> = Vec::new();
+        let mut requests: Vec<(Vec<Option<Scheme>>, Arc<Graph>)> = Vec::new();
         let blocks = blocks
             .iter()
             .map(|&index| {
@@ -141,7 +159,7 @@ impl Plan {
                 let request = match requests.iter().find(|(known, _)| *known == schemes) {
                     Some((_, request)) => Arc::clone(request),
                     None => {
-                        let request = Arc::new(graph_request(config, recipe, &tensors));
+                        let request = Arc::new(Graph::from(graph_request(config, recipe, &tensors)));
                         requests.push((schemes, Arc::clone(&request)));
                         request
                     }
@@ -149,11 +167,13 @@ impl Plan {
                 Ok(PlannedBlock { index, request, tensors })
             })
             .collect::<Result<_>>()?;
+        let tools = environment.tool_versions()?;
         Ok(Self {
             engine,
             compute,
             blocks,
-            tools: environment.tool_versions()?,
+            canonical_tools: canonical_json(&json!(tools)),
+            tools,
             model_label: model_label.to_owned(),
             recipe_name: recipe.name.clone(),
         })
@@ -174,15 +194,40 @@ impl Plan {
                 })
             })
             .collect();
-        let mut document = self.common("block", &block.request);
+        let mut document = self.common("block", &block.request.value);
         document.insert("engine".to_owned(), json!(self.engine.as_str()));
         document.insert("tensors".to_owned(), Value::Array(tensors));
         Value::Object(document)
     }
 
+    /// The key of [`Plan::block_document`], without building the document.
+    pub fn block_key(&self, block: &PlannedBlock, digests: &[Digest]) -> ActionKey {
+        let quoted = |text: &str| canonical_json(&Value::from(text));
+        let mut tensors = Vec::with_capacity(256 * block.tensors.len());
+        for (planned, digest) in block.tensors.iter().zip(digests) {
+            let shape: Vec<String> = planned.tensor.shape.iter().map(ToString::to_string).collect();
+            tensors.extend_from_slice(if tensors.is_empty() { b"[{\"name\":" } else { b",{\"name\":" });
+            tensors.extend(quoted(planned.tensor.role));
+            let middle = format!(",\"sha256\":\"{digest}\",\"shape\":[{}],\"stored_as\":", shape.join(","));
+            tensors.extend_from_slice(middle.as_bytes());
+            tensors.extend(quoted(&planned.source.stored));
+            tensors.push(b'}');
+        }
+        tensors.push(b']');
+        action_key_of_members(&[
+            ("engine", &quoted(self.engine.as_str())),
+            ("graph", &block.request.canonical),
+            ("key_version", KEY_VERSION.to_string().as_bytes()),
+            ("python_sources", &quoted(sources_digest())),
+            ("stage", &quoted("block")),
+            ("tensors", &tensors),
+            ("tools", &self.canonical_tools),
+        ])
+    }
+
     /// The action document and key of the template that a block needs.
     pub fn template_action(&self, block: &PlannedBlock) -> (Value, ActionKey) {
-        let document = Value::Object(self.common("template", &block.request));
+        let document = Value::Object(self.common("template", &block.request.value));
         let key = action_key(&document);
         (document, key)
     }

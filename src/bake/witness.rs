@@ -34,7 +34,7 @@ pub fn convert(
         })
         .collect();
     let folder = cache.temporary_folder()?;
-    python.convert_block(&block.request, &arrays, folder.path())?;
+    python.convert_block(&block.request.value, &arrays, folder.path())?;
     let package = folder.path().join(PACKAGE);
     [MODEL, MANIFEST, WEIGHTS]
         .into_iter()

@@ -42,6 +42,21 @@ pub fn canonical_json(value: &Value) -> Vec<u8> {
     out
 }
 
+/// The key of a document whose members' canonical JSON is at hand: that of [`action_key`], without building the document.
+/// `members` are in the order of their names.
+pub fn action_key_of_members(members: &[(&str, &[u8])]) -> ActionKey {
+    debug_assert!(members.is_sorted_by_key(|(name, _)| name.as_bytes()), "canonical JSON sorts members");
+    let mut out = Vec::with_capacity(members.iter().map(|(name, value)| name.len() + value.len() + 4).sum());
+    for (name, value) in members {
+        out.push(if out.is_empty() { b'{' } else { b',' });
+        write_string(name, &mut out);
+        out.push(b':');
+        out.extend_from_slice(value);
+    }
+    out.push(b'}');
+    ActionKey(Digest::of(&out))
+}
+
 fn write_canonical(value: &Value, out: &mut Vec<u8>) {
     match value {
         Value::Null => out.extend_from_slice(b"null"),

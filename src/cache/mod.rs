@@ -54,7 +54,7 @@ use crate::error::{Fault, OrFault};
 pub use actions::Lookup;
 pub use collect::{Freed, Limits};
 pub use digest::{BlobRef, Digest};
-pub use document::{ActionKey, Change, action_key, canonical_json, difference};
+pub use document::{ActionKey, Change, action_key, action_key_of_members, canonical_json, difference};
 pub use failure::Damaged;
 pub use inventory::Stats;
 pub use memo::{DigestMemo, FileIdentity};

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anebake::bake::pipeline::BakedBlock;
-use anebake::bake::plan::PlannedBlock;
+use anebake::bake::plan::{Graph, PlannedBlock};
 use anebake::bake::verify::{Verdict, verify};
 use anebake::cache::Digest;
 use anebake::coremltools::{Environment, Python};
@@ -31,7 +31,11 @@ impl Pair {
 
     fn verdict(&self) -> Verdict {
         let python = Python::start(&Environment::find(None).unwrap()).unwrap();
-        let planned = PlannedBlock { index: 0, request: serde_json::json!({}).into(), tensors: vec![] };
+        let planned = PlannedBlock {
+            index: 0,
+            request: std::sync::Arc::new(Graph::from(serde_json::json!({}))),
+            tensors: vec![],
+        };
         let baked = BakedBlock { package: Digest::of(b""), files: vec![], tensors: vec![] };
         verify(python, &planned, &baked, &self.native(), &self.bench.path("witness/block-00.mlpackage")).unwrap()
     }
