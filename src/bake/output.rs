@@ -80,7 +80,7 @@ pub fn publish(
     {
         return Ok(Publication::Done(published));
     }
-    let temporary = TempDir::new_in(out)?;
+    let temporary = TempDir::new_in(out).or_fault(|| unwritable(out, "cannot make a temporary folder"))?;
     remove_manifest(out)?;
     for (index, path, block) in stale {
         match place(cache, temporary.path(), &path, &block.files) {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use super::{Fault, RECIPES, packages};
-use crate::support::stderr;
+use crate::support::{files, stderr};
 
 /// A small file system, unmounted when dropped.
 struct Tmpfs(tempfile::TempDir);
@@ -57,7 +57,11 @@ fn assert_refused(output: &Output, parts: &[&str]) {
 fn a_full_cache_disk_is_named_and_once_there_is_room_the_same_command_completes() {
     let fault = Fault::new();
     let templates = fault.templates();
-    let disk = Tmpfs::new("size=900k");
+    let pages = |bytes: &Vec<u8>| bytes.len().div_ceil(4096);
+    let there: usize = files(&templates).values().map(pages).sum();
+    let weights = fault.expected[0].iter().filter(|(path, _)| path.ends_with("weight.bin"));
+    let needed: usize = weights.map(|(_, bytes)| pages(bytes)).sum();
+    let disk = Tmpfs::new(&format!("size={}k", 4 * (there + needed / 2)));
     let cache = disk.join("cache");
     super::copy_tree(&templates, Path::new(&cache));
     let output = bake(&fault, &["--cache-dir", &cache]);
