@@ -23,18 +23,21 @@
 //! | [`ui`] | the only printer |
 //! | [`cli`] | what the command line can say |
 //! | [`bake`] | plan, template, stamp, pipeline, output |
+//! | [`runner`] | running packages, and the chain of them |
 //! | [`recipe`] | TOML to a checked, resolved recipe |
 //! | [`checkpoint`] | where weights come from: safetensors, GGUF, the hub |
 //! | [`arch`] | a model's description to the shape of its blocks |
 //! | [`coremltools`] | the only user of Python |
 //! | [`quant`] | weights in, bytes out |
 //! | [`mlpackage`] | packages on disk: program, blob file, inventory |
+//! | [`chain`] | `chain.json`: how the packages of an output are wired |
 //! | [`cache`] | action keys, content store, collection |
 //! | [`error`] | exit status and hints; every module may use it |
 
 pub mod arch;
 pub mod bake;
 pub mod cache;
+pub mod chain;
 pub mod checkpoint;
 pub mod cli;
 pub mod commands;
@@ -43,4 +46,5 @@ pub mod error;
 pub mod mlpackage;
 pub mod quant;
 pub mod recipe;
+pub mod runner;
 pub mod ui;

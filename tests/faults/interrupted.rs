@@ -54,7 +54,7 @@ fn an_interrupted_bake_says_so_leaves_nothing_temporary_and_the_same_command_res
         let finished = text.matches("  baked  ").count();
         let output = fault.command(RECIPES[round % 2], &["--json"]).output().unwrap();
         let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert!(finished >= 2 && summary["cached"].as_u64().unwrap() >= finished as u64, "{text}{summary}");
+        assert!(finished >= 1 && summary["cached"].as_u64().unwrap() >= finished as u64, "{text}{summary}");
         assert_eq!(summary["blocks"], LAYERS);
         fault.assert_complete(round % 2, "out");
         if interrupted == 16 {

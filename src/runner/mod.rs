@@ -1,0 +1,104 @@
+//! Running packages: what a runner can do, and the chain of packages that is a language model.
+//!
+//! Owns the interface that every runner has ([`Runner`], [`Model`]) and how blocks are chained ([`Chain`]). What an op
+//! means is left to `mil`.
+
+mod chain;
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use crate::mlpackage::inventory::FunctionInfo;
+
+pub use chain::{Chain, Rows, Session};
+
+/// Opens packages so that they can be run.
+pub trait Runner {
+    /// Loads a package.
+    ///
+    /// # Errors
+    /// An input fault that names the package: it is malformed, or uses an op that this runner lacks.
+    fn open(&self, package: &Path) -> Result<Box<dyn Model>>;
+}
+
+/// A package that can be run.
+pub trait Model: Send + Sync {
+    /// Interface of every function.
+    fn functions(&self) -> &[FunctionInfo];
+
+    /// States as they are before the first call: zeros.
+    ///
+    /// # Errors
+    /// They cannot be made.
+    fn new_state(&self) -> Result<State>;
+
+    /// Runs `function`; `state` is updated in place.
+    ///
+    /// # Errors
+    /// There is no such function, an input is missing, unknown or of another shape, or an op fails.
+    fn predict(&self, function: &str, inputs: &Arrays, state: &mut State) -> Result<Arrays>;
+}
+
+/// The states of one conversation with one package; only the runner that made them can read them.
+pub struct State(Box<dyn Any + Send>);
+
+impl State {
+    /// Wraps a runner's own states.
+    pub fn new<T: Any + Send>(states: T) -> Self {
+        Self(Box::new(states))
+    }
+
+    /// The states, if `T` is what they are.
+    pub fn downcast_mut<T: Any>(&mut self) -> Option<&mut T> {
+        self.0.downcast_mut()
+    }
+}
+
+/// Inputs or outputs by name.
+pub type Arrays = BTreeMap<String, Array>;
+
+/// An input or output, row-major. Floats are exact images of what a package holds, whatever its dtype.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Array {
+    /// Shape.
+    pub shape: Vec<usize>,
+    /// Values.
+    pub data: Data,
+}
+
+/// Values of an array.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Data {
+    /// float16 or float32.
+    Float(Vec<f32>),
+    /// Integers and bools.
+    Int(Vec<i32>),
+}
+
+impl Array {
+    /// Floats. Panics where `shape` does not hold as many values.
+    pub fn float(shape: &[usize], values: Vec<f32>) -> Self {
+        assert_eq!(shape.iter().product::<usize>(), values.len(), "shape {shape:?}");
+        Self { shape: shape.to_vec(), data: Data::Float(values) }
+    }
+
+    /// Integers. Panics where `shape` does not hold as many values.
+    pub fn int(shape: &[usize], values: Vec<i32>) -> Self {
+        assert_eq!(shape.iter().product::<usize>(), values.len(), "shape {shape:?}");
+        Self { shape: shape.to_vec(), data: Data::Int(values) }
+    }
+
+    /// The floats.
+    ///
+    /// # Errors
+    /// It holds integers.
+    pub fn floats(&self) -> Result<&[f32]> {
+        match &self.data {
+            Data::Float(values) => Ok(values),
+            Data::Int(_) => bail!("integers where floats were expected"),
+        }
+    }
+}
