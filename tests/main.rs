@@ -9,6 +9,7 @@ mod docs;
 mod faults;
 mod figures;
 mod graphs;
+mod interpreter;
 mod readers;
 mod reproducible;
 mod support;
