@@ -373,6 +373,7 @@ fn update_in_place(steps: &mut [Step], outputs: &[(String, Source)]) {
             && steps.iter().map(|step| reads(step, old)).sum::<usize>() == 1
             && !read_before
             && !leaves;
+        steps[write].in_place = steps[update].in_place;
     }
 }
 

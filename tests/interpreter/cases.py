@@ -276,6 +276,9 @@ for name in REDUCE:
 for name in ("sum", "max", "min", "mean"):
     build = lambda f, x, op=f"reduce_{name}": getattr(mb, op)(x=x, axes=[-1])  # noqa: E731
     case(f"reduce_{name}", "special", build, EXACT, x=[[INF, 1.0], [-INF, 1.0], [NAN, 1.0], [1.0, NAN], [-INF, -INF]])
+for op in ("reduce_sum", "reduce_l2_norm"):
+    none = np.zeros(0, np.int32)
+    case(op, "axes=[]", lambda f, x, op=op: getattr(mb, op)(x=x, axes=none, keep_dims=True), ulp(1), x=normal(2, 3))
 case("reduce_sum", "large ints", lambda f, x: mb.reduce_sum(x=x), EXACT, x=i32([2**24, 1, 1, 2**25 + 1]))
 case("reduce_max", "large ints", lambda f, x: mb.reduce_max(x=x), EXACT, x=i32([2**24, 2**24 + 1, 3]))
 case("reduce_prod", "large ints", lambda f, x: mb.reduce_prod(x=x), EXACT, x=i32([4099, 4093, 3]))
