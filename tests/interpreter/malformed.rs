@@ -105,7 +105,7 @@ fn a_deeply_nested_protobuf_is_refused() {
     }
     let (_folder, package) = written(&single("relu", [("x", "x".into())]));
     let mut bytes = prost::Message::encode_to_vec(&spec::Model::default());
-    for tag in [0x1au8, 0x12, 0x12] {
+    for tag in [0x1au8, 0x12, 0x1a, 0x12, 0x12] {
         let mut outer = vec![tag];
         prost::encoding::encode_varint(nested.len() as u64, &mut outer);
         outer.extend(&nested);
@@ -282,7 +282,7 @@ fn absurd_shapes_are_refused_before_anything_is_allocated() {
         (
             "one_hot",
             vec![("indices", list(&[0, 1]).into()), ("one_hot_vector_size", ints(&[], vec![-1]).into())],
-            "one_hot_vector_size",
+            "parameter `one_hot_vector_size` is -1",
         ),
         ("split", vec![("axis", ints(&[], vec![0]).into()), ("num_splits", ints(&[], vec![big]).into())], "parts"),
         ("topk", vec![("k", ints(&[], vec![big]).into())], "k is"),

@@ -196,9 +196,7 @@ def cell(f: Any) -> Any:
         if kind is types.fp32:
             h = mb.cast(x=h, dtype="fp32")
         h = mb.tanh(
-            x=mb.add(
-                x=mb.linear(x=x, weight=w["w"], bias=w["b"]), y=mb.matmul(x=h, y=w["u"], transpose_y=True)
-            ),
+            x=mb.add(x=mb.linear(x=x, weight=w["w"], bias=w["b"]), y=mb.matmul(x=h, y=w["u"], transpose_y=True)),
             name="hidden",
         )
         narrow = mb.cast(x=h, dtype="fp16") if kind is types.fp32 else h
@@ -289,11 +287,11 @@ def main(folder: Path) -> None:
         add("cnn", dtype, convert(cnn, image), fixed(image, expected), tolerance)
 
         mask = np.triu(np.full((TOKENS, TOKENS), -1e4), 1)
-        given = {"x": normal(1, TOKENS, WIDTH).astype(dtype), "mask": mask.astype(dtype)}
-        encoded = {"encoded": encoder_numpy(given["x"].astype(np.float64), given["mask"].astype(np.float64))}
+        layer = {"x": normal(1, TOKENS, WIDTH).astype(dtype), "mask": mask.astype(dtype)}
+        encoded = {"encoded": encoder_numpy(layer["x"].astype(np.float64), layer["mask"].astype(np.float64))}
         for name, fused in (("encoder", False), ("encoder-sdpa", True)):
             build = lambda f, x, mask, fused=fused: encoder(f, x, mask, fused)  # noqa: E731
-            add(name, dtype, convert(build, given), fixed(given, encoded), tolerance)
+            add(name, dtype, convert(build, layer), fixed(layer, encoded), tolerance)
 
         rows = {"x": normal(3, 32).astype(dtype)}
         dense = convert(stack, rows)

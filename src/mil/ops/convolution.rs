@@ -111,7 +111,7 @@ pub(super) fn element(axes: &[Axis], mut place: usize, mut window: usize) -> usi
 /// A pass over all of them would not end in reasonable time.
 pub(super) fn counts(axes: &[Axis]) -> Result<(usize, usize)> {
     let product = |size: fn(&Axis) -> usize| {
-        axes.iter().try_fold(1usize, |product, axis| product.checked_mul(size(axis))).context("windows overflow")
+        axes.iter().try_fold(1usize, |product, axis| product.checked_mul(size(axis))).context("too many windows")
     };
     let (places, windows) = (product(|axis| axis.kernel)?, product(|axis| axis.output)?);
     let pairs = places.checked_mul(windows).filter(|&pairs| pairs <= MOST_PAIRS);

@@ -100,7 +100,7 @@ fn l2_norm(call: &Call<'_>) -> Result<Vec<Tensor>> {
 fn local_response_norm(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let x = call.float_tensor("x")?;
     ensure!(x.rank() >= 3, "local_response_norm of {:?}", x.dims());
-    let size = usize::try_from(call.int("size")?)?;
+    let size = call.size("size")?;
     ensure!(size > 0, "size 0");
     let (alpha, beta, k) = (call.number_or("alpha", 1e-4)?, call.number_or("beta", 0.75)?, call.number_or("k", 1.0)?);
     let channels = x.dims()[1];

@@ -71,7 +71,7 @@ fn split(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let sizes = if call.optional("split_sizes")?.is_some() {
         call.sizes("split_sizes")?
     } else {
-        let count = usize::try_from(call.int("num_splits")?)?;
+        let count = call.size("num_splits")?;
         ensure!(count == call.outputs.len(), "{count} parts, {} outputs", call.outputs.len());
         ensure!(count > 0 && length % count == 0, "{length} elements in {count} equal parts");
         vec![length / count; count]
@@ -111,7 +111,7 @@ fn reverse(call: &Call<'_>) -> Result<Vec<Tensor>> {
 /// `[n, c, h, w]` and a size of blocks.
 fn blocks(call: &Call<'_>, size: &str) -> Result<(Tensor, [usize; 4], usize)> {
     let x = call.tensor("x")?;
-    let block = usize::try_from(call.int(size)?)?;
+    let block = call.size(size)?;
     let &[n, c, h, w] = x.dims() else { anyhow::bail!("`x` is {:?}", x.dims()) };
     ensure!(
         block > 0 && block.checked_mul(block).is_some_and(|area| area <= x.elem_count().max(1)),

@@ -131,7 +131,7 @@ fn range(call: &Call<'_>) -> Result<Vec<Tensor>> {
 /// An axis more, `on_value` at the index, else `off_value`.
 fn one_hot(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let indices = call.tensor("indices")?;
-    let size = usize::try_from(call.int("one_hot_vector_size")?)?;
+    let size = call.size("one_hot_vector_size")?;
     let axis = call.axis(call.int_or("axis", -1)?, indices.rank() + 1)?;
     let (on, off) = (call.number_or("on_value", 1.0)?, call.number_or("off_value", 0.0)?);
     let mut shape = indices.dims().to_vec();
