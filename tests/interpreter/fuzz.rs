@@ -529,6 +529,24 @@ proptest! {
     }
 }
 
+/// Fuzzers that only ever see errors at the door try nothing.
+#[test]
+fn many_of_the_random_ops_and_changed_cases_run_to_their_end() {
+    let random = &mut Random(3);
+    let mut ran = [0, 0];
+    for _ in 0..600 {
+        let seed = random.bits();
+        with_package(|package| {
+            random_op(&mut Random(seed)).write(package);
+            ran[0] += usize::from(survives(package, seed).unwrap());
+            let (model, weights) = changed_case(&mut Random(seed));
+            graph::write(package, &model.encode_to_vec(), &weights);
+            ran[1] += usize::from(survives(package, seed).unwrap());
+        });
+    }
+    assert!(ran[0] > 60 && ran[1] > 60, "of 600: {ran:?}");
+}
+
 // Valid cases, changed where it hurts.
 
 fn change_type(kind: &mut spec::ValueType, random: &mut Random) {
@@ -709,20 +727,24 @@ fn open_shapes(model: &mut spec::Model) {
     }
 }
 
+/// An op case with some things changed.
+fn changed_case(random: &mut Random) -> (spec::Model, Vec<u8>) {
+    let (mut model, weights) = one_of(random, corpus().models());
+    for _ in 0..=below(random, 3) {
+        change(&mut model, random);
+    }
+    if chance(random, 2) {
+        open_shapes(&mut model);
+    }
+    (model, weights)
+}
+
 proptest! {
     #![proptest_config(config(2000))]
 
     #[test]
     fn changed_op_cases_give_errors(seed in any::<u64>()) {
-        let random = &mut Random(seed);
-        let (model, weights) = one_of(random, corpus().models());
-        let mut model = model.clone();
-        for _ in 0..=below(random, 3) {
-            change(&mut model, random);
-        }
-        if chance(random, 2) {
-            open_shapes(&mut model);
-        }
+        let (model, weights) = changed_case(&mut Random(seed));
         with_package(|package| {
             graph::write(package, &model.encode_to_vec(), &weights);
             survives(package, seed)

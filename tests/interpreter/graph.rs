@@ -169,10 +169,12 @@ impl Graph {
 /// Writes a package of a model's bytes.
 pub fn write(package: &Path, model: &[u8], weights: &[u8]) {
     let item = r#"{"itemInfoEntries": {"1": {"path": "com.apple.CoreML/model.mlmodel"}}, "rootModelIdentifier": "1"}"#;
-    std::fs::create_dir_all(package.join(WEIGHTS).parent().unwrap()).unwrap();
+    let path = package.join(WEIGHTS);
+    if !package.exists() {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    }
     std::fs::write(package.join(MANIFEST), item).unwrap();
     std::fs::write(package.join(MODEL), model).unwrap();
-    let path = package.join(WEIGHTS);
     if weights.is_empty() {
         std::fs::remove_file(path).ok();
     } else {
