@@ -24,6 +24,7 @@
 //! | [`cli`] | what the command line can say |
 //! | [`bake`] | plan, template, stamp, pipeline, output |
 //! | [`runner`] | running packages, and the chain of them |
+//! | [`mil`] | what a package's program means: the interpreter |
 //! | [`recipe`] | TOML to a checked, resolved recipe |
 //! | [`checkpoint`] | where weights come from: safetensors, GGUF, the hub |
 //! | [`tokenizer`] | text to tokens and back; GGUF vocabularies |
@@ -44,6 +45,7 @@ pub mod cli;
 pub mod commands;
 pub mod coremltools;
 pub mod error;
+pub mod mil;
 pub mod mlpackage;
 pub mod quant;
 pub mod recipe;
