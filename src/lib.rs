@@ -27,6 +27,7 @@
 //! | [`mil`] | what a package's program means: the interpreter |
 //! | [`recipe`] | TOML to a checked, resolved recipe |
 //! | [`checkpoint`] | where weights come from: safetensors, GGUF, the hub |
+//! | [`tokenizer`] | text to tokens and back; GGUF vocabularies |
 //! | [`arch`] | a model's description to the shape of its blocks |
 //! | [`coremltools`] | the only user of Python |
 //! | [`quant`] | weights in, bytes out |
@@ -49,4 +50,5 @@ pub mod mlpackage;
 pub mod quant;
 pub mod recipe;
 pub mod runner;
+pub mod tokenizer;
 pub mod ui;
