@@ -22,10 +22,12 @@
 //! | [`commands`] | one file for each subcommand; no algorithms |
 //! | [`ui`] | the only printer |
 //! | [`cli`] | what the command line can say |
+//! | [`gate`] | whether a chain says what its model says |
 //! | [`bake`] | plan, template, stamp, pipeline, output |
 //! | [`runner`] | running packages, and the chain of them |
 //! | [`recipe`] | TOML to a checked, resolved recipe |
 //! | [`checkpoint`] | where weights come from: safetensors, GGUF, the hub |
+//! | [`tokenizer`] | text to tokens and back |
 //! | [`arch`] | a model's description to the shape of its blocks |
 //! | [`coremltools`] | the only user of Python |
 //! | [`quant`] | weights in, bytes out |
@@ -43,8 +45,10 @@ pub mod cli;
 pub mod commands;
 pub mod coremltools;
 pub mod error;
+pub mod gate;
 pub mod mlpackage;
 pub mod quant;
 pub mod recipe;
 pub mod runner;
+pub mod tokenizer;
 pub mod ui;

@@ -97,8 +97,17 @@ pub fn prompt_tokens(chain: &Chain, tokenizer: Option<&Tokenizer>, baseline: &Ba
         Some(tokens) => tokens.clone(),
         None => baseline.prompts.iter().map(|prompt| prompt.tokens(tokenizer)).collect::<Result<_>>()?,
     };
-    let context = chain.file().context;
-    for (prompt, tokens) in baseline.prompts.iter().zip(&tokens) {
+    check_prompts(chain, &baseline.prompts, &tokens, baseline.steps)?;
+    Ok(tokens)
+}
+
+/// Checks that a chain can be asked these prompts, of these tokens, and continue them by `steps`.
+///
+/// # Errors
+/// A usage fault that names the prompt: a token that the vocabulary lacks, or more than the context holds.
+pub fn check_prompts(chain: &Chain, prompts: &[Prompt], tokens: &[Vec<u32>], steps: usize) -> Result<()> {
+    let (model, context) = (&chain.file().model, chain.file().context);
+    for (prompt, tokens) in prompts.iter().zip(tokens) {
         if let Some(token) = tokens.iter().find(|token| **token as usize >= model.vocab) {
             return Err(Fault::usage(format!(
                 "{prompt}: token {token} is none of the {} of the vocabulary",
@@ -107,18 +116,17 @@ pub fn prompt_tokens(chain: &Chain, tokenizer: Option<&Tokenizer>, baseline: &Ba
             .into());
         }
         // The last token of a continuation is not fed.
-        let needed = tokens.len() + baseline.steps - 1;
+        let needed = tokens.len() + steps - 1;
         if needed > context {
             return Err(Fault::usage(format!(
-                "{prompt}: {} tokens and {} steps take {needed} positions, the chain's context has {context}",
-                tokens.len(),
-                baseline.steps
+                "{prompt}: {} tokens and {steps} steps take {needed} positions, the chain's context has {context}",
+                tokens.len()
             ))
             .with_hint("use a shorter prompt or fewer `--steps`, or bake with a larger `--set package.context=…`")
             .into());
         }
     }
-    Ok(tokens)
+    Ok(())
 }
 
 /// The chain along the baseline's tokens, as a conversation goes: the prompt at once, then token by token.

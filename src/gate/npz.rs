@@ -543,7 +543,8 @@ mod tests {
             write(&path, &list).unwrap();
             let mut file = NpzFile::open(&path).unwrap();
             for (name, array) in &arrays {
-                prop_assert_eq!(file.read(name).unwrap().as_ref(), Some(array));
+                let read = file.read(name).unwrap();
+                prop_assert_eq!(read.as_ref(), Some(array));
             }
             prop_assert_eq!(file.read("other").unwrap(), None);
         }

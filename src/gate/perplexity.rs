@@ -38,6 +38,29 @@ pub struct PerplexityReport {
     pub top1: f64,
 }
 
+impl PerplexityReport {
+    /// What was found, in a sentence about the text in `file`.
+    pub fn sentence(&self, file: &std::path::Path) -> String {
+        let Some(((chain, mean_kl), kl_99)) = self.chain.zip(self.mean_kl).zip(self.kl_99) else {
+            return format!(
+                "{}: perplexity {:.4} of the model; the chain's logits are not finite",
+                file.display(),
+                self.baseline
+            );
+        };
+        format!(
+            "{}: perplexity {chain:.4}, of the model {:.4} ({:+.2} %); KL {mean_kl:.1e}, 99 % {kl_99:.1e}; {:.2} % of \
+             {} most likely tokens equal, windows of {}",
+            file.display(),
+            self.baseline,
+            100.0 * (chain / self.baseline - 1.0),
+            100.0 * self.top1,
+            self.predictions,
+            self.window,
+        )
+    }
+}
+
 /// Compares both on a text, window by window.
 ///
 /// # Errors
