@@ -88,10 +88,10 @@ pub struct Selection {
     pub sets: Vec<String>,
 }
 
-/// Which blocks: shared by the commands that work on several.
+/// Which parts of the model: shared by the commands that work on several.
 #[derive(Clone, Debug, Args)]
-pub struct Blocks {
-    /// Only these blocks, for instance `0,3,8-11` [default: all]
+pub struct Parts {
+    /// Only these blocks, for instance `0,3,8-11`, or `head`, or `embedding` [default: all]
     #[arg(long, value_name = "BLOCKS")]
     pub only: Option<String>,
 }
@@ -123,9 +123,9 @@ pub struct Convert {
     /// What to bake.
     #[command(flatten)]
     pub selection: Selection,
-    /// Which blocks.
+    /// Which parts of the model.
     #[command(flatten)]
-    pub blocks: Blocks,
+    pub parts: Parts,
     /// Who bakes.
     #[command(flatten)]
     pub baker: Baker,
@@ -151,9 +151,9 @@ pub struct Plan {
     /// What would be baked.
     #[command(flatten)]
     pub selection: Selection,
-    /// Which blocks.
+    /// Which parts of the model.
     #[command(flatten)]
-    pub blocks: Blocks,
+    pub parts: Parts,
     /// Who would bake.
     #[command(flatten)]
     pub baker: Baker,
@@ -167,9 +167,9 @@ pub struct Plan {
 #[command(after_help = "Give it what the bake was given:\n  anebake explain 0 --recipe int8-rtn-v1 --model sample\n\n\
                         With --json it prints the whole document whose hash is the block's key.")]
 pub struct Explain {
-    /// Number of the block, from 0
+    /// Number of the block, from 0, or `head`, or `embedding`
     #[arg(value_name = "BLOCK")]
-    pub block: usize,
+    pub part: String,
     /// What would be baked.
     #[command(flatten)]
     pub selection: Selection,
@@ -215,9 +215,9 @@ pub struct Verify {
     /// What to verify.
     #[command(flatten)]
     pub selection: Selection,
-    /// Which blocks.
+    /// Which parts of the model.
     #[command(flatten)]
-    pub blocks: Blocks,
+    pub parts: Parts,
 }
 
 /// Whom `verify` compares with.

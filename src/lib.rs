@@ -25,6 +25,7 @@
 //! | [`gate`] | whether a chain says what its model says |
 //! | [`bake`] | plan, template, stamp, pipeline, output |
 //! | [`runner`] | running packages, and the chain of them |
+//! | [`mil`] | what a package's program means: the interpreter |
 //! | [`recipe`] | TOML to a checked, resolved recipe |
 //! | [`checkpoint`] | where weights come from: safetensors, GGUF, the hub |
 //! | [`tokenizer`] | text to tokens and back |
@@ -46,6 +47,7 @@ pub mod commands;
 pub mod coremltools;
 pub mod error;
 pub mod gate;
+pub mod mil;
 pub mod mlpackage;
 pub mod quant;
 pub mod recipe;

@@ -14,7 +14,8 @@ use anyhow::Result;
 use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::Serialize;
 
-use crate::bake::pipeline::{BlockState, Progress};
+use crate::bake::part::Part;
+use crate::bake::pipeline::{PartState, Progress};
 use crate::checkpoint::hub;
 use crate::cli::Global;
 use crate::coremltools;
@@ -144,10 +145,10 @@ impl Ui {
         ExitCode::from(Status::Usage as u8)
     }
 
-    /// Progress of a bake of `total` blocks.
+    /// Progress of a bake of `total` parts.
     pub fn bake_progress(&self, total: usize) -> BakeProgress<'_> {
         let bar = self.bars.add(ProgressBar::new(total as u64));
-        bar.set_style(style("{msg:20} [{bar:30}] {pos}/{len} blocks, {left}"));
+        bar.set_style(style("{msg:20} [{bar:30}] {pos}/{len} parts, {left}"));
         bar.set_message("baking");
         if self.terminal {
             bar.enable_steady_tick(Duration::from_millis(100));
@@ -197,41 +198,41 @@ pub struct BakeProgress<'a> {
     ui: &'a Ui,
     bar: ProgressBar,
     total: usize,
-    lines: Mutex<Vec<(usize, ProgressBar)>>,
+    lines: Mutex<Vec<(Part, ProgressBar)>>,
 }
 
 impl BakeProgress<'_> {
-    fn line(&self, index: usize, text: Option<&str>) {
+    fn line(&self, part: Part, text: Option<&str>) {
         if !self.ui.terminal {
             return;
         }
         let mut lines = self.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let known = lines.iter().position(|(block, _)| *block == index);
+        let known = lines.iter().position(|(known, _)| *known == part);
         match (known, text) {
             (Some(at), Some(text)) => lines[at].1.set_message(text.to_owned()),
             (Some(at), None) => lines.remove(at).1.finish_and_clear(),
             (None, Some(text)) => {
                 let line = ProgressBar::new_spinner()
                     .with_style(style("  {prefix} {msg}"))
-                    .with_prefix(format!("block-{index:02}"))
+                    .with_prefix(part.name())
                     .with_message(text.to_owned());
-                let at = lines.partition_point(|(block, _)| *block < index);
+                let at = lines.partition_point(|(known, _)| *known < part);
                 let below = lines.get(at).map_or(&self.bar, |(_, line)| line);
                 let line = self.ui.bars.insert_before(below, line);
                 line.tick();
-                lines.insert(at, (index, line));
+                lines.insert(at, (part, line));
             }
             (None, None) => {}
         }
     }
 
-    fn done(&self, index: usize, what: &str) {
-        self.line(index, None);
+    fn done(&self, part: Part, what: &str) {
+        self.line(part, None);
         let _in_order = self.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.bar.inc(1);
         if !self.ui.terminal {
             let position = self.bar.position();
-            self.ui.note(format!("block-{index:02}  {what}  ({position}/{})", self.total));
+            self.ui.note(format!("{:<9} {what}  ({position}/{})", part.name(), self.total));
         }
     }
 }
@@ -246,14 +247,14 @@ impl Drop for BakeProgress<'_> {
 }
 
 impl Progress for BakeProgress<'_> {
-    fn block(&self, index: usize, state: BlockState) {
+    fn part(&self, part: Part, state: PartState) {
         match state {
-            BlockState::Hashing => self.line(index, Some("reading")),
-            BlockState::Waiting => self.line(index, None),
-            BlockState::Baking => self.line(index, Some("baking")),
-            BlockState::Cached => self.done(index, "cached"),
-            BlockState::Baked { bytes: size, seconds } => {
-                self.done(index, &format!("baked   {}  {seconds:.2} s", bytes(size)));
+            PartState::Hashing => self.line(part, Some("reading")),
+            PartState::Waiting => self.line(part, None),
+            PartState::Baking => self.line(part, Some("baking")),
+            PartState::Cached => self.done(part, "cached"),
+            PartState::Baked { bytes: size, seconds } => {
+                self.done(part, &format!("baked   {}  {seconds:.2} s", bytes(size)));
             }
         }
     }

@@ -1,4 +1,6 @@
-//! Writes `weight.bin` from a layout and a block's tensors, without coremltools.
+//! Writes `weight.bin` from a layout and a part's tensors, and flat files of values, without coremltools.
+
+use std::ops::Range;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -8,7 +10,7 @@ use crate::error::Fault;
 use crate::mlpackage::blob;
 use crate::quant::{self, ComputeDtype, GuardedGroup, QuantError, Scheme, Scratch, Source};
 
-/// Where a block's tensors come from.
+/// Where a part's tensors come from.
 pub trait WeightSource {
     /// The values of a tensor, as a matrix `[out, in]` or a vector `[1, n]`; `buffer` holds them where they are not
     /// stored plainly.
@@ -23,14 +25,45 @@ pub trait WeightSource {
     /// The tensor's full name, for messages.
     fn name(&self, role: &str) -> String;
 
-    /// Tells that the values of `role` are not needed any more.
-    fn release(&self, _role: &str) {}
+    /// Tells that these of the values of `role`, by their number, are not needed any more.
+    fn release(&self, _role: &str, _values: Range<u64>) {}
+}
+
+/// Values of a tensor after which their memory is given back.
+const RELEASED: u64 = 1 << 20;
+
+/// Follows how far a tensor was read, by how much was made of it.
+struct Passed<'a> {
+    source: &'a dyn WeightSource,
+    role: &'a str,
+    values: u64,
+    released: u64,
+}
+
+impl<'a> Passed<'a> {
+    fn new(source: &'a dyn WeightSource, role: &'a str) -> Self {
+        Self { source, role, values: 0, released: 0 }
+    }
+
+    fn add(&mut self, values: u64) {
+        self.values += values;
+        if self.values - self.released >= RELEASED {
+            self.source.release(self.role, self.released..self.values);
+            self.released = self.values;
+        }
+    }
+}
+
+impl Drop for Passed<'_> {
+    fn drop(&mut self) {
+        self.source.release(self.role, 0..u64::MAX);
+    }
 }
 
 /// What stamping found out about one tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorReport {
-    /// Name below `model.layers.N.`.
+    /// Its role, as `arch` names it.
     pub role: String,
     /// 10 log10(signal power / error power) of the stored values against the source, in dB, to two decimals;
     /// absent where nothing was lost.
@@ -84,25 +117,23 @@ pub fn stamp(
                     .context("layout names static bytes that the template lacks")?;
                 content(bytes)?;
             }
-            Content::Value { role } => {
-                let values = source.values(role, &mut workspace.values)?;
-                let report = quant::convert(&values, compute, &mut workspace.scratch, &mut content)
-                    .map_err(|error| tensor_error(error, &source.name(role)))?;
-                reports.push(TensorReport { role: role.clone(), sqnr_db: decibels(report.sqnr_db), guarded: vec![] });
-                source.release(role);
-            }
+            Content::Value { role } => reports.push(convert(role, compute, source, workspace, &mut content)?),
             Content::Data { role } => {
                 let scheme = source.scheme(role).with_context(|| format!("no scheme for `{role}`"))?;
                 let values = source.values(role, &mut workspace.values)?;
-                let done = quant::quantize(&values, &scheme, &mut workspace.scratch, &mut content)
-                    .map_err(|error| tensor_error(error, &source.name(role)))?;
+                let mut passed = Passed::new(source, role);
+                let done = quant::quantize(&values, &scheme, &mut workspace.scratch, &mut |bytes| {
+                    content(bytes)?;
+                    passed.add((bytes.len() / scheme.dtype.packed_len(2)) as u64 * 2);
+                    Ok(())
+                })
+                .map_err(|error| tensor_error(error, &source.name(role)))?;
                 reports.push(TensorReport {
                     role: role.clone(),
                     sqnr_db: decibels(done.report.sqnr_db),
                     guarded: done.report.guarded,
                 });
                 scales = Some((role, done.scales));
-                source.release(role);
             }
             Content::Scale { role } => match scales.take() {
                 Some((owner, bytes)) if owner == role => content(&bytes)?,
@@ -118,6 +149,39 @@ pub fn stamp(
         bail!("layout ends at {position}, the template at {}", layout.size);
     }
     Ok(reports)
+}
+
+/// Hands the values of tensors to `sink`, one after the other, little-endian, in the compute dtype.
+///
+/// # Errors
+/// As [`stamp`].
+pub fn flat<'a>(
+    roles: impl IntoIterator<Item = &'a str>,
+    compute: ComputeDtype,
+    source: &dyn WeightSource,
+    workspace: &mut Workspace,
+    sink: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<Vec<TensorReport>> {
+    roles.into_iter().map(|role| convert(role, compute, source, workspace, sink)).collect()
+}
+
+/// An unquantized tensor.
+fn convert(
+    role: &str,
+    compute: ComputeDtype,
+    source: &dyn WeightSource,
+    workspace: &mut Workspace,
+    sink: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<TensorReport> {
+    let values = source.values(role, &mut workspace.values)?;
+    let mut passed = Passed::new(source, role);
+    let report = quant::convert(&values, compute, &mut workspace.scratch, &mut |bytes| {
+        sink(bytes)?;
+        passed.add((bytes.len() / compute.size()) as u64);
+        Ok(())
+    })
+    .map_err(|error| tensor_error(error, &source.name(role)))?;
+    Ok(TensorReport { role: role.to_owned(), sqnr_db: decibels(report.sqnr_db), guarded: vec![] })
 }
 
 fn decibels(value: f64) -> Option<f64> {

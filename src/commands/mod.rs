@@ -17,8 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 
+use crate::bake::part::{Part, choose_parts};
 use crate::bake::pipeline::{Bake, Outcome};
-use crate::bake::plan::{Engine, Plan, choose_blocks, model_label};
+use crate::bake::plan::{Engine, Plan, model_label};
 use crate::cache::{Cache, remove_own_temporaries};
 use crate::checkpoint::Checkpoint;
 use crate::cli::{self, Cli, Command, Global, Selection};
@@ -91,12 +92,12 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Opens recipe, environment, checkpoint and cache, and plans the bake of the blocks that `blocks` takes from
-    /// their number.
+    /// Opens recipe, environment, checkpoint and cache, and plans the bake of the parts that `parts` chooses, given the
+    /// number of blocks.
     pub fn new(
         selection: &Selection,
         engine: Engine,
-        blocks: impl FnOnce(usize) -> Result<Vec<usize>>,
+        parts: impl FnOnce(usize) -> Result<Vec<Part>>,
         global: &Global,
         ui: &Ui,
     ) -> Result<Self> {
@@ -115,8 +116,8 @@ impl Opened {
         let checkpoint = Checkpoint::open(&path)?;
         let cache = Cache::open(global.cache_dir.as_deref())?;
         let label = model_label(&source);
-        let blocks = blocks(checkpoint.config().layers)?;
-        let plan = Plan::new(&recipe, &checkpoint, &label, &environment, engine, &blocks).or_else(|error| {
+        let parts = parts(checkpoint.config().layers)?;
+        let plan = Plan::new(&recipe, &checkpoint, &label, &environment, engine, &parts).or_else(|error| {
             // The whole list of what is wrong with the checkpoint says more than the first tensor that a plan misses.
             checkpoint.check()?;
             Err(error)
@@ -126,8 +127,8 @@ impl Opened {
 
     /// The same inputs for another engine.
     pub fn plan_for(&self, engine: Engine) -> Result<Plan> {
-        let blocks: Vec<usize> = self.plan.blocks.iter().map(|block| block.index).collect();
-        Plan::new(&self.recipe, &self.checkpoint, &self.label, &self.environment, engine, &blocks)
+        let parts: Vec<Part> = self.plan.parts.iter().map(|planned| planned.part).collect();
+        Plan::new(&self.recipe, &self.checkpoint, &self.label, &self.environment, engine, &parts)
     }
 
     /// What a run of `plan` needs.
@@ -136,10 +137,10 @@ impl Opened {
     }
 }
 
-impl cli::Blocks {
-    /// The chosen ones of so many blocks.
-    fn of(&self, layers: usize) -> Result<Vec<usize>> {
-        choose_blocks(self.only.as_deref(), layers)
+impl cli::Parts {
+    /// The chosen ones of a model with so many blocks.
+    fn of(&self, layers: usize) -> Result<Vec<Part>> {
+        choose_parts(self.only.as_deref(), layers)
     }
 }
 
@@ -157,7 +158,7 @@ pub(crate) fn default_jobs() -> std::num::NonZeroUsize {
     std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN)
 }
 
-/// Bytes of all packages.
+/// Bytes of all parts.
 pub(crate) fn total_size(outcomes: &[Outcome]) -> u64 {
-    outcomes.iter().map(|outcome| outcome.block.size()).sum()
+    outcomes.iter().map(|outcome| outcome.baked.size()).sum()
 }

@@ -93,7 +93,7 @@ pub(super) struct WeightKeys {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 pub(super) struct OverrideKeys {
     /// Regular expression that must match a tensor's whole name, `layers.N.<role>` without `.weight`, for instance
-    /// `layers.0.mlp.down_proj`.
+    /// `layers.0.mlp.down_proj`, or `lm_head`.
     pub tensors: String,
     #[serde(flatten)]
     pub weights: WeightKeys,

@@ -4,6 +4,7 @@
 //! means is left to `mil`.
 
 mod chain;
+mod reference;
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use anyhow::{Result, bail};
 use crate::mlpackage::inventory::FunctionInfo;
 
 pub use chain::{Chain, Rows, Session};
+pub use reference::{ReferenceRunner, Replacements};
 
 /// Opens packages so that they can be run.
 pub trait Runner {
