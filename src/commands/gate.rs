@@ -21,7 +21,7 @@ use crate::gate::perplexity::{self, PerplexityReport};
 use crate::gate::{self, About, Baseline, Options, Prompt, Report, Weights};
 use crate::recipe;
 use crate::runner::Chain;
-use crate::runner::reference::ReferenceRunner;
+use crate::runner::ReferenceRunner;
 use crate::tokenizer::Tokenizer;
 use crate::ui::Ui;
 

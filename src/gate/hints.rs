@@ -3,7 +3,7 @@
 //! Measured, not guessed: weights are put back to float16, one kind at a time, and the chain is judged again. All
 //! positions of a prompt are fed at once, which is quicker than the gate's own way and gives the same up to rounding.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,15 +14,14 @@ use half::f16;
 use serde::{Deserialize, Serialize};
 
 use super::report::{Report, fixed, scientific};
-use super::weights::{EMBEDDING, LM_HEAD, float32};
+use super::weights::float32;
 use super::{Baseline, Options, steps_at_once};
 use crate::arch::TensorKind;
 use crate::checkpoint::Checkpoint;
-use crate::runner::Chain;
-use crate::runner::reference::Replacements;
+use crate::recipe::OUTPUT_MATRIX;
+use crate::runner::{Chain, Replacements};
 
-/// The output matrix, as recipes name it.
-const OUTPUT_MATRIX: &str = "lm_head";
+
 /// What a quantized weight's name ends in.
 const QUANTIZED: &str = "_quantized";
 
@@ -278,20 +277,19 @@ impl Search<'_> {
         let blocks: Vec<PathBuf> = file.blocks.iter().map(|block| self.out.join(&block.path)).collect();
         let head = self.out.join(&file.head.path);
         let outputs = file.head.outputs;
-        // Block and const to the tensor's role.
-        let wanted: Vec<(usize, &'static str, &'static str)> = config
-            .block_tensors()
-            .iter()
-            .filter_map(|tensor| {
-                let name = tensor.role.trim_end_matches(".weight");
-                let (kind, layers) = restored.iter().find(|(kind, _)| kind.name == name)?;
-                let layers = layers.clone().unwrap_or_else(|| (0..kind.layers).collect());
-                Some(layers.into_iter().map(move |layer| (layer, tensor.const_name, tensor.role)).collect::<Vec<_>>())
-            })
-            .flatten()
-            .collect();
+        // Block and const to the tensor's name and shape.
+        let mut wanted = BTreeMap::new();
+        for tensor in config.block_tensors() {
+            let name = tensor.role.trim_end_matches(".weight");
+            let Some((kind, layers)) = restored.iter().find(|(kind, _)| kind.name == name) else { continue };
+            let layers = layers.clone().unwrap_or_else(|| (0..kind.layers).collect());
+            for layer in layers {
+                let name = format!("model.layers.{layer}.{}", tensor.role);
+                wanted.insert((layer, tensor.const_name.to_string()), (name, tensor.shape.clone()));
+            }
+        }
         let restore_head = restored.iter().any(|(kind, _)| kind.is_head());
-        let output_matrix = if config.tied_embeddings { EMBEDDING } else { LM_HEAD };
+        let output_matrix = config.output_matrix();
         let (vocab, hidden) = (config.vocab, config.hidden);
         Ok(Arc::new(move |package: &Path, name: &str, shape: &[usize]| {
             let Some(stem) = name.strip_suffix(QUANTIZED) else { return Ok(None) };
@@ -307,11 +305,9 @@ impl Search<'_> {
                 values.split_off(part.first * hidden)
             } else {
                 let block = blocks.iter().position(|path| path == package);
-                let found = wanted.iter().find(|(layer, const_name, _)| Some(*layer) == block && *const_name == stem);
-                let Some((layer, _, role)) = found else { return Ok(None) };
-                let name = format!("model.layers.{layer}.{role}");
-                let shape = checkpoint.tensor(&name)?.shape;
-                float32(&checkpoint, &name, &shape)?
+                let found = block.and_then(|block| wanted.get(&(block, stem.to_owned())));
+                let Some((tensor, shape)) = found else { return Ok(None) };
+                float32(&checkpoint, tensor, shape)?
             };
             ensure!(values.len() == elements, "weight `{name}` has {elements} values, the model's {}", values.len());
             hits.fetch_add(1, Ordering::Relaxed);

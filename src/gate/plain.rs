@@ -6,8 +6,8 @@
 use anyhow::{Context, Result};
 use candle_core::{D, Device, Tensor};
 
-use super::weights::{EMBEDDING, NORM, Weights};
-use crate::arch::{Architecture, ModelConfig, RopeScaling};
+use super::weights::Weights;
+use crate::arch::{Architecture, EMBEDDING, FINAL_NORM, ModelConfig, RopeScaling};
 
 /// Runs all blocks on `tokens`, the first of which is at position 0; gives the residual stream behind the last,
 /// [tokens, hidden]. `watch` is given the residual stream before the first block, as 0, and after each block `i`, as
@@ -40,7 +40,7 @@ pub fn residual(
 /// # Errors
 /// A tensor does not fit.
 pub fn logits(weights: &Weights, hidden: &Tensor) -> Result<Tensor> {
-    let normed = rms_norm(hidden, weights.get(NORM)?, weights.config().rms_norm_eps)?;
+    let normed = rms_norm(hidden, weights.get(FINAL_NORM)?, weights.config().rms_norm_eps)?;
     Ok(normed.matmul(&weights.lm_head()?.t()?)?)
 }
 

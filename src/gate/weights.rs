@@ -7,17 +7,10 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use half::{bf16, f16};
 
-use crate::arch::ModelConfig;
+use crate::arch::{EMBEDDING, FINAL_NORM, ModelConfig};
 use crate::checkpoint::{Checkpoint, TensorRef};
 use crate::error::Fault;
 use crate::quant::SourceDtype;
-
-/// The embedding table's name.
-pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The final norm's gain.
-pub(super) const NORM: &str = "model.norm.weight";
-/// The output matrix of a model that does not tie it to the embedding table.
-pub(super) const LM_HEAD: &str = "lm_head.weight";
 
 /// Every tensor of a model in float32, by Hugging Face name; each is held once, however many models are built of it.
 pub struct Weights {
@@ -41,9 +34,9 @@ impl Weights {
             Ok(())
         };
         add(EMBEDDING.to_owned(), &[config.vocab, config.hidden])?;
-        add(NORM.to_owned(), &[config.hidden])?;
+        add(FINAL_NORM.to_owned(), &[config.hidden])?;
         if !config.tied_embeddings {
-            add(LM_HEAD.to_owned(), &[config.vocab, config.hidden])?;
+            add(config.output_matrix().to_owned(), &[config.vocab, config.hidden])?;
         }
         let roles = config.block_tensors();
         for block in 0..config.layers {
@@ -66,7 +59,7 @@ impl Weights {
 
     /// The output matrix, [vocab, hidden].
     pub(super) fn lm_head(&self) -> Result<&Tensor> {
-        self.get(if self.config.tied_embeddings { EMBEDDING } else { LM_HEAD })
+        self.get(self.config.output_matrix())
     }
 
     /// The same tensors as candle's models take them.
