@@ -28,7 +28,7 @@
 //! | [`mil`] | what a package's program means: the interpreter |
 //! | [`recipe`] | TOML to a checked, resolved recipe |
 //! | [`checkpoint`] | where weights come from: safetensors, GGUF, the hub |
-//! | [`tokenizer`] | text to tokens and back |
+//! | [`tokenizer`] | text to tokens and back; GGUF vocabularies |
 //! | [`arch`] | a model's description to the shape of its blocks |
 //! | [`coremltools`] | the only user of Python |
 //! | [`quant`] | weights in, bytes out |

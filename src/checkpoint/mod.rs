@@ -14,6 +14,7 @@ pub mod sample;
 pub mod source;
 #[cfg(test)]
 mod tests;
+mod tokenizer;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -28,6 +29,7 @@ use crate::error::Fault;
 use crate::quant::SourceDtype;
 use file::MappedFile;
 use gguf::RowOrder;
+use tokenizer::TokenizerSource;
 
 pub use file::SourceFile;
 
@@ -45,6 +47,7 @@ pub struct Checkpoint {
     sources: Vec<SourceFile>,
     files: Vec<MappedFile>,
     tensors: HashMap<String, Stored>,
+    tokenizer: TokenizerSource,
 }
 
 /// How Hugging Face names lead to the names in the file.
@@ -63,6 +66,7 @@ struct Opened {
     layout: Layout,
     files: Vec<MappedFile>,
     tensors: HashMap<String, Stored>,
+    tokenizer: TokenizerSource,
 }
 
 /// Where a tensor lies and how.
@@ -178,9 +182,9 @@ impl Checkpoint {
                 _ => fault,
             });
         };
-        let Opened { config, layout, files, tensors } = opened;
+        let Opened { config, layout, files, tensors, tokenizer } = opened;
         let sources = files.iter().map(|file| file.source().clone()).collect();
-        Ok(Self { path: path.to_owned(), config, layout, sources, files, tensors })
+        Ok(Self { path: path.to_owned(), config, layout, sources, files, tensors, tokenizer })
     }
 
     /// What the model's files say about it.
