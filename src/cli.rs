@@ -1,8 +1,9 @@
 //! The command line: what can be said, and nothing about how it is done.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::mil::Arithmetic;
 
@@ -62,6 +63,8 @@ pub enum Command {
     Verify(Verify),
     /// Judge a baked chain: does it say what its model says?
     Gate(Gate),
+    /// Continue a prompt with a baked chain, on any system
+    Run(Run),
     /// Check the environment and say how to mend it
     Doctor,
     /// List, show and check recipes
@@ -276,6 +279,73 @@ pub struct Gate {
     /// Where the chain fails, do not look for weights to keep in float16
     #[arg(long)]
     pub no_hints: bool,
+}
+
+/// `anebake run`.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("input").required(true).args(["prompt", "prompt_file", "ids"])))]
+#[command(
+    after_help = "Examples:\n  anebake run out --prompt \"The capital of France is\" --stats\n  anebake run out --chat \
+                        --prompt \"Write a haiku\" --temperature 0.7 --seed 1\n  anebake run out --prompt-file long.txt \
+                        --max-tokens 1 --headroom\n\nRuns the packages as they are with the reference runner. stdout \
+                        gets the text alone; notes, --stats and --headroom go to stderr."
+)]
+pub struct Run {
+    /// Output folder of a whole bake
+    #[arg(value_name = "OUT")]
+    pub out: PathBuf,
+    /// The text to continue; `-` reads stdin, without its last line break
+    #[arg(short, long, value_name = "TEXT")]
+    pub prompt: Option<String>,
+    /// The text to continue, from a file, without its last line break
+    #[arg(long, value_name = "FILE")]
+    pub prompt_file: Option<PathBuf>,
+    /// Tokens to continue, for instance `1,2,3`; prints tokens, needs no tokenizer
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub ids: Option<Vec<u32>>,
+    /// Make the prompt a user's turn by the model's chat template
+    #[arg(long, conflicts_with = "ids")]
+    pub chat: bool,
+    /// A system message before the user's turn
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+    /// End after so many tokens, if the model does not end before
+    #[arg(short = 'n', long, value_name = "N", default_value = "128")]
+    pub max_tokens: NonZeroUsize,
+    /// Draw tokens at random: below 1 prefers likely ones, 0 always takes the likeliest
+    #[arg(short, long, value_name = "T", default_value = "0", value_parser = temperature, hide_default_value = true)]
+    pub temperature: f32,
+    /// Draw from the K likeliest tokens only
+    #[arg(long, value_name = "K", requires = "temperature")]
+    pub top_k: Option<NonZeroUsize>,
+    /// Draw from the likeliest tokens that together reach probability P
+    #[arg(long, value_name = "P", requires = "temperature", value_parser = probability)]
+    pub top_p: Option<f32>,
+    /// The same seed draws the same tokens [default: another one each time; --stats tells it]
+    #[arg(long, value_name = "SEED", requires = "temperature")]
+    pub seed: Option<u64>,
+    /// `fp16` rounds what the packages declare as float16, as a device does; `f32` rounds nothing
+    #[arg(long, value_name = "ARITHMETIC", default_value_t)]
+    pub arithmetic: Arithmetic,
+    /// Show tokens per second, time to the first token and peak memory
+    #[arg(long)]
+    pub stats: bool,
+    /// Show how near the results of each op come to 65504, the largest float16, and which op overflowed first
+    #[arg(long)]
+    pub headroom: bool,
+    /// With --headroom: show so many ops, the nearest first
+    #[arg(long, value_name = "N", default_value = "20", requires = "headroom")]
+    pub headroom_top: NonZeroUsize,
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let value = text.parse().ok().filter(|value: &f32| value.is_finite() && *value >= 0.0);
+    value.ok_or_else(|| "it must be a number from 0 up".to_owned())
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    let value = text.parse().ok().filter(|value: &f32| *value > 0.0 && *value <= 1.0);
+    value.ok_or_else(|| "it must be above 0 and at most 1".to_owned())
 }
 
 /// `anebake recipe`.

@@ -100,7 +100,8 @@ impl Cache {
     }
 
     /// Notes that a file that [`Cache::publish`] has just made was renamed to `path`; `before` is what `stat` said of it
-    /// until then. A rename changes ctime, and the file would have to be hashed to be known again.
+    /// until then. A rename changes ctime, and the file would have to be hashed to be known again. As with a new hard
+    /// link, what stays unseen is a write right between the two whose author also resets the mtime.
     pub fn note_rename(&self, blob: &BlobRef, before: &Metadata, path: &Path) {
         let Ok(after) = fs::symlink_metadata(path) else { return };
         let (before, after) = (Signature::of(before), Signature::of(&after));
@@ -330,7 +331,8 @@ mod tests {
         let [aside, output] = ["aside", "edited"].map(|name| fixture.path(name));
         fixture.cache.copy_for_test(&blob, &aside);
         let before = fs::symlink_metadata(&aside).unwrap();
-        fixture.flip(&aside, 0);
+        fs::set_permissions(&aside, Permissions::from_mode(0o644)).unwrap();
+        fs::write(&aside, "WEIGHTS").unwrap();
         fs::rename(&aside, &output).unwrap();
         fixture.cache.note_rename(&blob, &before, &output);
         assert!(!fixture.reopened().same_file(&blob, &output).unwrap());

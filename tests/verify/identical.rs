@@ -73,8 +73,8 @@ fn a_block_of_a_float16_checkpoint_is_identical() {
 fn first_and_last_block_of_the_sample_are_identical() {
     let bench = Bench::new(&TinyModel::new("llama", 7));
     let report = verify(&bench, &["--model", "sample", "--only", "0,29", "--recipe", "int8-v1"]);
-    assert_eq!(report["blocks"].as_array().unwrap().len(), 2);
-    report["blocks"].as_array().unwrap().iter().for_each(assert_identical);
+    assert_eq!(report["parts"].as_array().unwrap().len(), 2);
+    report["parts"].as_array().unwrap().iter().for_each(assert_identical);
 }
 
 #[test]
@@ -83,5 +83,5 @@ fn a_block_of_the_shape_of_qwen3_0_6b_is_identical() {
     let model = TinyModel::shaped("qwen3", 8, [1024, 16, 8, 128, 3072]);
     let bench = Bench::new(&model);
     let report = verify(&bench, &["--model", "model", "--only", "0", "--recipe", "int8-rtn-v1"]);
-    assert_identical(&report["blocks"][0]);
+    assert_identical(&report["parts"][0]);
 }

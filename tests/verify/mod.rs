@@ -24,7 +24,7 @@ const TINY: [&str; 6] = ["--model", "model", "--set", "package.context=128", "--
 
 /// Block 0 of a tiny model.
 fn verify_tiny(bench: &Bench, arguments: &[&str]) -> Value {
-    verify(bench, &[&TINY, arguments].concat())["blocks"][0].take()
+    verify(bench, &[&TINY, arguments].concat())["parts"][0].take()
 }
 
 fn lines(block: &Value, key: &str) -> Vec<String> {

@@ -11,6 +11,7 @@ use crate::mil::value::{float_tensor, floats, with_floats};
 
 pub(super) fn register(registry: &mut Registry) {
     registry.computes("conv", conv);
+    registry.computes("conv_transpose", conv_transpose);
 }
 
 /// How a window moves along one spatial axis.
@@ -144,4 +145,78 @@ fn conv(call: &Call<'_>) -> Result<Vec<Tensor>> {
         }
     }
     Ok(vec![float_tensor(result, &result_shape)?])
+}
+
+/// `x` `[n, in, …]`, `weight` `[in, out / groups, …]`, `bias` `[out]`: every input element adds the kernel, times
+/// itself, to the output around `stride` times its place.
+fn conv_transpose(call: &Call<'_>) -> Result<Vec<Tensor>> {
+    let (x, weight) = (call.float_tensor("x")?, call.float_tensor("weight")?);
+    let (shape, kernel) = (x.dims().to_vec(), weight.dims().to_vec());
+    ensure!((3..=5).contains(&shape.len()) && shape.len() == kernel.len(), "weight {kernel:?} on {shape:?}");
+    let groups = usize::try_from(call.int_or("groups", 1)?).ok().filter(|&groups| groups > 0);
+    let groups = groups.context("parameter `groups` must be positive")?;
+    ensure!(shape[1] == kernel[0] && shape[1] % groups == 0, "weight {kernel:?} on {shape:?} in {groups} groups");
+    let outputs = call.outputs.first().and_then(|output| output.shape.clone()).context("its shape is not static")?;
+    ensure!(outputs.len() == shape.len() && outputs[..2] == [shape[0], kernel[1] * groups], "output {outputs:?}");
+    // The windows of the ordinary convolution that leads from the output back to the input.
+    let axes = backward_axes(call, &outputs[2..], &kernel[2..], &shape[2..])?;
+    let indices = windows(&axes)?;
+    let (spatial, target): (usize, usize) = (shape[2..].iter().product(), outputs[2..].iter().product());
+    let places: usize = kernel[2..].iter().product();
+    let (inputs, per_group) = (shape[1] / groups, kernel[1]);
+    let mut result = vec![0.0; elements(&outputs)?];
+    let (x, weight) = (floats(&x)?, floats(&weight)?);
+    for image in 0..shape[0] {
+        for channel in 0..shape[1] {
+            let values = &x[(image * shape[1] + channel) * spatial..][..spatial];
+            for out in 0..per_group {
+                let taps = &weight[(channel * per_group + out) * places..][..places];
+                let first = (image * per_group * groups + channel / inputs * per_group + out) * target;
+                let plane = &mut result[first..first + target];
+                for (place, tap) in taps.iter().enumerate() {
+                    for (value, index) in values.iter().zip(&indices[place * spatial..]) {
+                        if let Some(index) = index {
+                            plane[*index] += value * tap;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    if let Some(bias) = call.optional_tensor("bias")? {
+        let bias = floats(&bias)?;
+        ensure!(bias.len() == outputs[1], "bias for {} channels", outputs[1]);
+        for (i, channel) in result.chunks_mut(target.max(1)).enumerate() {
+            channel.iter_mut().for_each(|value| *value += bias[i % bias.len()]);
+        }
+    }
+    Ok(vec![float_tensor(result, &outputs)?])
+}
+
+fn backward_axes(call: &Call<'_>, larger: &[usize], kernel: &[usize], smaller: &[usize]) -> Result<Vec<Axis>> {
+    let rank = larger.len();
+    let sizes = |name: &str, default: usize, count: usize| -> Result<Vec<usize>> {
+        let given = if call.optional(name)?.is_some() { call.sizes(name)? } else { vec![default; count] };
+        ensure!(given.len() == count, "parameter `{name}` has {} values for {rank} axes", given.len());
+        Ok(given)
+    };
+    let (strides, dilations) = (sizes("strides", 1, rank)?, sizes("dilations", 1, rank)?);
+    let pad = sizes("pad", 0, 2 * rank)?;
+    let pad_type = call.text_or("pad_type", "valid")?;
+    (0..rank)
+        .map(|axis| {
+            let (stride, dilation) = (strides[axis], dilations[axis]);
+            ensure!(stride > 0 && dilation > 0 && kernel[axis] > 0, "stride {stride}, dilation {dilation}");
+            let reach = (kernel[axis] - 1).checked_mul(dilation).context("kernel too large")? + 1;
+            let covered = smaller[axis].saturating_sub(1) * stride + reach;
+            let before = match pad_type {
+                "valid" => 0,
+                "custom" => pad[2 * axis],
+                "same" => covered.saturating_sub(larger[axis]) / 2,
+                "same_lower" => covered.saturating_sub(larger[axis]).div_ceil(2),
+                other => bail!("pad_type `{other}`"),
+            };
+            Ok(Axis { input: larger[axis], kernel: kernel[axis], stride, dilation, before, output: smaller[axis] })
+        })
+        .collect()
 }

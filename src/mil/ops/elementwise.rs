@@ -1,40 +1,92 @@
-//! Arithmetic, functions and activations, element by element; operands are broadcast as numpy does.
+//! Arithmetic and functions, element by element; operands are broadcast as numpy does.
 
 use anyhow::{Result, bail, ensure};
+use candle_core::cpu::erf::erf_f64;
 use candle_core::{DType, Tensor};
 
 use crate::mil::call::Call;
 use crate::mil::elements;
 use crate::mil::registry::Registry;
-use crate::mil::value::{Dtype, float_tensor, int_tensor, ints, with_floats};
+use crate::mil::value::{Dtype, float_tensor, floats, int_tensor, ints, with_floats};
 
 pub(super) fn register(registry: &mut Registry) {
     registry.computes("add", |call| binary(call, Tensor::broadcast_add));
     registry.computes("sub", |call| binary(call, Tensor::broadcast_sub));
     registry.computes("mul", |call| binary(call, Tensor::broadcast_mul));
-    registry.computes("real_div", real_div);
     registry.computes("maximum", |call| binary(call, Tensor::broadcast_maximum));
     registry.computes("minimum", |call| binary(call, Tensor::broadcast_minimum));
+    registry.computes("real_div", real_div);
+    registry.computes("floor_div", |call| {
+        pairwise(
+            call,
+            |x, y| (x / y).floor(),
+            |x, y| {
+                x.checked_div_euclid(y)
+                    .map(|quotient| if y < 0 && x.rem_euclid(y) != 0 { quotient - 1 } else { quotient })
+            },
+        )
+    });
+    registry.computes("mod", |call| {
+        pairwise(
+            call,
+            |x, y| x - y * (x / y).floor(),
+            |x, y| {
+                let rest = x.checked_rem_euclid(y)?;
+                Some(if y < 0 && rest != 0 { rest + y } else { rest })
+            },
+        )
+    });
+    registry.computes("pow", |call| pairwise(call, f32::powf, |x, y| x.checked_pow(u32::try_from(y).ok()?)));
 
     registry.computes("abs", |call| unary(call, f32::abs));
+    registry.computes("acos", |call| unary(call, f32::acos));
+    registry.computes("asin", |call| unary(call, f32::asin));
+    registry.computes("atan", |call| unary(call, f32::atan));
+    registry.computes("atanh", |call| unary(call, f32::atanh));
+    registry.computes("ceil", |call| unary(call, f32::ceil));
+    registry.computes("cos", |call| unary(call, f32::cos));
+    registry.computes("cosh", |call| unary(call, f32::cosh));
+    registry.computes("erf", |call| unary(call, |x| erf_f64(x.into()) as f32));
+    registry.computes("exp", |call| unary(call, f32::exp));
+    registry.computes("exp2", |call| unary(call, f32::exp2));
+    registry.computes("floor", |call| unary(call, f32::floor));
+    registry.computes("round", |call| unary(call, f32::round_ties_even));
+    registry.computes("sign", |call| unary(call, |x| if x == 0.0 { 0.0 } else { x.signum() }));
+    registry.computes("sin", |call| unary(call, f32::sin));
+    registry.computes("sinh", |call| unary(call, f32::sinh));
+    registry.computes("sqrt", |call| unary(call, f32::sqrt));
+    registry.computes("square", |call| unary(call, |x| x * x));
+    registry.computes("tan", |call| unary(call, f32::tan));
+    registry.computes("tanh", |call| unary(call, f32::tanh));
+    registry.computes("inverse", |call| {
+        let epsilon = call.number_or("epsilon", 1e-4)?;
+        unary(call, move |x| 1.0 / (x + epsilon))
+    });
+    registry.computes("log", |call| {
+        let epsilon = call.number_or("epsilon", 1e-45)?;
+        unary(call, move |x| (x + epsilon).ln())
+    });
     registry.computes("rsqrt", |call| {
         let epsilon = call.number_or("epsilon", 1e-12)?;
         unary(call, move |x| 1.0 / (x + epsilon).sqrt())
     });
-
-    registry.computes("silu", |call| unary(call, |x| x * sigmoid(x)));
-    registry.computes("sigmoid", |call| unary(call, sigmoid));
+    registry.computes("clip", |call| {
+        let (low, high) = (call.number_or("alpha", f32::MIN)?, call.number_or("beta", f32::MAX)?);
+        unary(call, move |x| x.max(low).min(high))
+    });
+    registry.computes("threshold", |call| {
+        let low = call.number_or("alpha", f32::MIN)?;
+        unary(call, move |x| x.max(low))
+    });
 
     registry.computes("cast", cast);
+    registry.computes("quantize", quantize);
+    registry.computes("dequantize", dequantize);
     registry.moves("identity", |call| Ok(vec![call.tensor("x")?]));
 }
 
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
-}
-
 /// `f` of each element; integers are given to `f` as floats and come back as integers.
-fn unary(call: &Call<'_>, f: impl Fn(f32) -> f32) -> Result<Vec<Tensor>> {
+pub(super) fn unary(call: &Call<'_>, f: impl Fn(f32) -> f32) -> Result<Vec<Tensor>> {
     let x = call.tensor("x")?;
     let dtype = x.dtype();
     let values = with_floats(&x.to_dtype(DType::F32)?, |values| values.iter().map(|&x| f(x)).collect())?;
@@ -42,26 +94,44 @@ fn unary(call: &Call<'_>, f: impl Fn(f32) -> f32) -> Result<Vec<Tensor>> {
 }
 
 /// Operands broadcast against each other.
-fn binary(call: &Call<'_>, f: impl Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>) -> Result<Vec<Tensor>> {
+pub(super) fn binary(
+    call: &Call<'_>,
+    f: impl Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>,
+) -> Result<Vec<Tensor>> {
     let (x, y) = operands(call)?;
     Ok(vec![f(&x, &y)?])
 }
 
+/// Pairs of elements, floats by `f`, integers by `g`, which refuses what has no result.
+fn pairwise(call: &Call<'_>, f: impl Fn(f32, f32) -> f32, g: impl Fn(i64, i64) -> Option<i64>) -> Result<Vec<Tensor>> {
+    let (x, y) = operands(call)?;
+    let shape = x.shape().broadcast_shape_binary_op(y.shape(), "operands")?;
+    let (x, y) = (x.broadcast_as(&shape)?, y.broadcast_as(&shape)?);
+    if x.dtype() == DType::F32 {
+        let values = floats(&x)?.into_iter().zip(floats(&y)?).map(|(x, y)| f(x, y)).collect();
+        return Ok(vec![float_tensor(values, shape.dims())?]);
+    }
+    let pairs = ints(&x)?.into_iter().zip(ints(&y)?);
+    let values = pairs
+        .map(|(x, y)| g(x, y).ok_or_else(|| anyhow::anyhow!("{x} and {y} have no result")))
+        .collect::<Result<Vec<_>>>()?;
+    Ok(vec![int_tensor(values, shape.dims())?])
+}
+
 /// `x` and `y`, of one dtype, checked that their broadcast shape is not too large.
-fn operands(call: &Call<'_>) -> Result<(Tensor, Tensor)> {
+pub(super) fn operands(call: &Call<'_>) -> Result<(Tensor, Tensor)> {
     let (x, y) = (call.tensor("x")?, call.tensor("y")?);
     ensure!(x.dtype() == y.dtype(), "operands are {:?} and {:?}", call.dtype("x")?, call.dtype("y")?);
     elements(x.shape().broadcast_shape_binary_op(y.shape(), "operands")?.dims())?;
     Ok((x, y))
 }
 
-/// Division; that of integers is rounded towards zero, and by zero an error.
+/// Division; that of integers is rounded towards zero.
 fn real_div(call: &Call<'_>) -> Result<Vec<Tensor>> {
-    let (x, y) = operands(call)?;
-    if x.dtype().is_int() {
-        ensure!(ints(&y)?.iter().all(|&y| y != 0), "an integer is divided by zero");
+    if call.dtype("x")?.is_float() {
+        return binary(call, Tensor::broadcast_div);
     }
-    Ok(vec![x.broadcast_div(&y)?])
+    pairwise(call, |x, y| x / y, i64::checked_div)
 }
 
 /// To the declared dtype. A float becomes an integer by truncation, a number a bool by being no zero.
@@ -78,4 +148,48 @@ fn cast(call: &Call<'_>) -> Result<Vec<Tensor>> {
         Dtype::Int { .. } => x.to_dtype(DType::I64)?,
         Dtype::Text => bail!("cast to a string"),
     }])
+}
+
+/// A parameter of one value, or of one for each place on `axis`, shaped to be broadcast against `x`.
+fn along_axis(call: &Call<'_>, name: &str, x: &Tensor) -> Result<Option<Tensor>> {
+    let Some(values) = call.optional_tensor(name)? else { return Ok(None) };
+    let values = values.to_dtype(DType::F32)?;
+    if values.rank() == 0 {
+        return Ok(Some(values));
+    }
+    let axis = call.axis(call.int("axis")?, x.rank())?;
+    ensure!(values.dims() == [x.dims()[axis]], "parameter `{name}` is {:?} for {:?}", values.dims(), x.dims());
+    let mut shape = vec![1; x.rank()];
+    shape[axis] = x.dims()[axis];
+    Ok(Some(values.reshape(shape)?))
+}
+
+/// `round(input / scale) + zero_point`, kept inside the range of the output dtype.
+fn quantize(call: &Call<'_>) -> Result<Vec<Tensor>> {
+    let x = call.float_tensor("input")?;
+    let Some(scale) = along_axis(call, "scale", &x)? else { bail!("parameter `scale` is missing") };
+    let (low, high) = match call.text("output_dtype")? {
+        "int8" => (-128.0, 127.0),
+        "uint8" => (0.0, 255.0),
+        other => bail!("output_dtype `{other}`"),
+    };
+    let scaled = x.broadcast_div(&scale)?;
+    let mut values: Vec<f32> = floats(&scaled)?.into_iter().map(f32::round_ties_even).collect();
+    if let Some(zero_point) = along_axis(call, "zero_point", &x)? {
+        let zero_points = floats(&zero_point.broadcast_as(scaled.shape())?)?;
+        values.iter_mut().zip(zero_points).for_each(|(value, zero)| *value += zero);
+    }
+    let values = values.into_iter().map(|value| value.clamp(low, high) as i64).collect();
+    Ok(vec![int_tensor(values, x.dims())?])
+}
+
+/// `(input - zero_point) * scale`
+fn dequantize(call: &Call<'_>) -> Result<Vec<Tensor>> {
+    let x = call.tensor("input")?.to_dtype(DType::F32)?;
+    let Some(scale) = along_axis(call, "scale", &x)? else { bail!("parameter `scale` is missing") };
+    let shifted = match along_axis(call, "zero_point", &x)? {
+        Some(zero_point) => x.broadcast_sub(&zero_point)?,
+        None => x,
+    };
+    Ok(vec![shifted.broadcast_mul(&scale)?])
 }

@@ -1,6 +1,8 @@
 //! Products of matrices.
 
-use anyhow::{Result, ensure};
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, bail, ensure};
 use candle_core::Tensor;
 
 use crate::mil::call::Call;
@@ -10,6 +12,7 @@ use crate::mil::registry::Registry;
 use crate::mil::value::{float_tensor, with_floats};
 
 pub(super) fn register(registry: &mut Registry) {
+    registry.computes("einsum", einsum);
     registry.computes("linear", linear);
     registry.computes("matmul", matmul);
 }
@@ -59,4 +62,55 @@ fn matmul(call: &Call<'_>) -> Result<Vec<Tensor>> {
 fn batch_shape(x: &[usize], y: &[usize]) -> Result<Vec<usize>> {
     let shape = candle_core::Shape::from(x).broadcast_shape_binary_op(&candle_core::Shape::from(y), "matmul")?;
     Ok(shape.dims().to_vec())
+}
+
+/// Sums of products by letters: `ab,bc->ac`. A letter may stand in both operands and the result (a batch), in both
+/// operands alone (summed), or in one operand and the result; `...` is not taken.
+fn einsum(call: &Call<'_>) -> Result<Vec<Tensor>> {
+    let values = call.tensors("values")?;
+    let equation = call.text("equation")?.replace(' ', "");
+    let malformed = || format!("equation `{equation}` for {} values", values.len());
+    let (operands, result) = equation.split_once("->").with_context(malformed)?;
+    let letters: Vec<Vec<char>> = operands.split(',').map(|operand| operand.chars().collect()).collect();
+    let result: Vec<char> = result.chars().collect();
+    let [x, y] = &values[..] else { bail!("{}", malformed()) };
+    let [xs, ys] = &letters[..] else { bail!("{}", malformed()) };
+    let distinct = |letters: &[char]| letters.iter().collect::<BTreeSet<_>>().len() == letters.len();
+    let plain = [xs, ys, &result].iter().all(|l| distinct(l) && l.iter().all(|letter| letter.is_ascii_alphabetic()));
+    ensure!(plain && xs.len() == x.rank() && ys.len() == y.rank(), malformed());
+    ensure!(result.iter().all(|letter| xs.contains(letter) || ys.contains(letter)), malformed());
+    let mut sizes = BTreeMap::new();
+    for (letter, &size) in xs.iter().zip(x.dims()).chain(ys.iter().zip(y.dims())) {
+        let known = *sizes.entry(*letter).or_insert(size);
+        ensure!(known == size, "`{letter}` is {known} and {size} in `{equation}`");
+    }
+    let group = |own: &[char], other: &[char], shared: bool, kept: bool| -> Vec<char> {
+        own.iter().copied().filter(|l| other.contains(l) == shared && result.contains(l) == kept).collect()
+    };
+    let (batch, summed) = (group(xs, ys, true, true), group(xs, ys, true, false));
+    let (rows, columns) = (group(xs, ys, false, true), group(ys, xs, false, true));
+    // A letter of one operand alone that the result lacks is summed before.
+    let reduced = |value: &Tensor, own: &[char], lost: &[char]| -> Result<(Tensor, Vec<char>)> {
+        let axes: Vec<usize> = own.iter().enumerate().filter(|(_, l)| lost.contains(l)).map(|(i, _)| i).collect();
+        let value = if axes.is_empty() { value.clone() } else { value.sum(&axes[..])? };
+        Ok((value, own.iter().copied().filter(|l| !lost.contains(l)).collect()))
+    };
+    let (x, xs) = reduced(x, xs, &group(xs, ys, false, false))?;
+    let (y, ys) = reduced(y, ys, &group(ys, xs.as_slice(), false, false))?;
+    let size = |letters: &[char]| letters.iter().map(|l| sizes[l]).product::<usize>();
+    let matrix = |value: &Tensor, own: &[char], order: [&[char]; 3]| -> Result<Tensor> {
+        let axes = order
+            .concat()
+            .iter()
+            .map(|l| own.iter().position(|o| o == l).expect("its own letters"))
+            .collect::<Vec<_>>();
+        Ok(value.permute(axes)?.contiguous()?.reshape((size(order[0]), size(order[1]), size(order[2])))?)
+    };
+    elements(&[size(&batch), size(&rows), size(&columns)])?;
+    let product = matrix(&x, &xs, [&batch, &rows, &summed])?.matmul(&matrix(&y, &ys, [&batch, &summed, &columns])?)?;
+    let have = [batch, rows, columns].concat();
+    let shape: Vec<usize> = have.iter().map(|l| sizes[l]).collect();
+    let order: Vec<usize> =
+        result.iter().map(|l| have.iter().position(|h| h == l).expect("every letter is in an operand")).collect();
+    Ok(vec![product.reshape(shape)?.permute(order)?.contiguous()?])
 }

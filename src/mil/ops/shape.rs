@@ -8,18 +8,115 @@ use crate::mil::registry::Registry;
 
 pub(super) fn register(registry: &mut Registry) {
     registry.moves("concat", concat);
+    registry.moves("depth_to_space", |call| blocks_to_space(call, "block_size", true));
     registry.moves("expand_dims", expand_dims);
+    registry.moves("flatten2d", flatten2d);
+    registry.moves("pixel_shuffle", |call| blocks_to_space(call, "upscale_factor", false));
+    registry.moves("pixel_unshuffle", |call| space_to_blocks(call, "downscale_factor", false));
     registry.moves("reshape", reshape);
+    registry.moves("reverse", reverse);
+    registry.moves("space_to_depth", |call| space_to_blocks(call, "block_size", true));
+    registry.moves("split", split);
     registry.moves("squeeze", squeeze);
+    registry.moves("stack", stack);
     registry.moves("transpose", transpose);
 }
 
+/// Side by side on `axis`; with `interleave`, position by position.
 fn concat(call: &Call<'_>) -> Result<Vec<Tensor>> {
-    ensure!(!call.flag_or("interleave", false)?, "concat with interleave");
     let values = call.tensors("values")?;
     ensure!(!values.is_empty(), "it has no values");
     let axis = call.axis(call.int("axis")?, values[0].rank())?;
-    Ok(vec![Tensor::cat(&values, axis)?])
+    if !call.flag_or("interleave", false)? {
+        return Ok(vec![Tensor::cat(&values, axis)?]);
+    }
+    let stacked = Tensor::stack(&values, axis + 1)?;
+    let mut shape = values[0].dims().to_vec();
+    shape[axis] *= values.len();
+    Ok(vec![stacked.reshape(shape)?])
+}
+
+fn stack(call: &Call<'_>) -> Result<Vec<Tensor>> {
+    let values = call.tensors("values")?;
+    ensure!(!values.is_empty(), "it has no values");
+    let axis = call.axis(call.int("axis")?, values[0].rank() + 1)?;
+    Ok(vec![Tensor::stack(&values, axis)?])
+}
+
+/// `split_sizes`, or `num_splits` equal parts.
+fn split(call: &Call<'_>) -> Result<Vec<Tensor>> {
+    let x = call.tensor("x")?;
+    let axis = call.axis(call.int("axis")?, x.rank())?;
+    let length = x.dims()[axis];
+    let sizes = if call.optional("split_sizes")?.is_some() {
+        call.sizes("split_sizes")?
+    } else {
+        let count = usize::try_from(call.int("num_splits")?)?;
+        ensure!(count > 0 && length % count == 0, "{length} elements in {count} equal parts");
+        vec![length / count; count]
+    };
+    ensure!(sizes.iter().try_fold(0usize, |sum, &s| sum.checked_add(s)) == Some(length), "parts {sizes:?} of {length}");
+    let mut start = 0;
+    sizes
+        .iter()
+        .map(|&size| {
+            let part = x.narrow(axis, start, size)?.contiguous()?;
+            start += size;
+            Ok(part)
+        })
+        .collect()
+}
+
+/// Two axes: those before `axis`, and the rest.
+fn flatten2d(call: &Call<'_>) -> Result<Vec<Tensor>> {
+    let x = call.tensor("x")?;
+    let axis = usize::try_from(call.int_or("axis", 1)?)?.min(x.rank());
+    let rows: usize = x.dims()[..axis].iter().product();
+    let columns: usize = x.dims()[axis..].iter().product();
+    Ok(vec![x.reshape((rows, columns))?])
+}
+
+/// Positions on `axes`, or on all, in the opposite order.
+fn reverse(call: &Call<'_>) -> Result<Vec<Tensor>> {
+    let x = call.tensor("x")?;
+    let axes = match call.optional("axes")? {
+        Some(_) => call.axes("axes", x.rank())?,
+        None => (0..x.rank()).collect(),
+    };
+    Ok(vec![if axes.is_empty() { x } else { x.flip(&axes)? }])
+}
+
+/// `[n, c, h, w]` and a size of blocks.
+fn blocks(call: &Call<'_>, size: &str) -> Result<(Tensor, [usize; 4], usize)> {
+    let x = call.tensor("x")?;
+    let block = usize::try_from(call.int(size)?)?;
+    let &[n, c, h, w] = x.dims() else { anyhow::bail!("`x` is {:?}", x.dims()) };
+    ensure!(block > 0, "a block of 0");
+    let shape = [n, c, h, w];
+    Ok((x, shape, block))
+}
+
+/// Channels become blocks of space: `[n, c, h, w]` to `[n, c / b², h b, w b]`. The place in the block is the slower
+/// part of a channel's number (`block_first`) or the faster.
+fn blocks_to_space(call: &Call<'_>, size: &str, block_first: bool) -> Result<Vec<Tensor>> {
+    let (x, [n, c, h, w], b) = blocks(call, size)?;
+    ensure!(c % (b * b) == 0, "{c} channels in blocks of {b}");
+    let out = c / (b * b);
+    let moved = if block_first {
+        x.reshape(&[n, b, b, out, h, w][..])?.permute(vec![0, 3, 4, 1, 5, 2])?
+    } else {
+        x.reshape(&[n, out, b, b, h, w][..])?.permute(vec![0, 1, 4, 2, 5, 3])?
+    };
+    Ok(vec![moved.contiguous()?.reshape((n, out, h * b, w * b))?])
+}
+
+/// The inverse of [`blocks_to_space`].
+fn space_to_blocks(call: &Call<'_>, size: &str, block_first: bool) -> Result<Vec<Tensor>> {
+    let (x, [n, c, h, w], b) = blocks(call, size)?;
+    ensure!(h % b == 0 && w % b == 0, "{h} by {w} in blocks of {b}");
+    let parts = x.reshape(&[n, c, h / b, b, w / b, b][..])?;
+    let order = if block_first { vec![0, 3, 5, 1, 2, 4] } else { vec![0, 1, 3, 5, 2, 4] };
+    Ok(vec![parts.permute(order)?.contiguous()?.reshape((n, c * b * b, h / b, w / b))?])
 }
 
 fn expand_dims(call: &Call<'_>) -> Result<Vec<Tensor>> {

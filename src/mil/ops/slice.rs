@@ -7,19 +7,20 @@ use crate::mil::call::Call;
 use crate::mil::registry::Registry;
 
 pub(super) fn register(registry: &mut Registry) {
+    registry.moves("slice_by_index", slice_by_index);
     registry.moves("slice_by_size", slice_by_size);
     registry.moves("slice_update", slice_update);
 }
 
 /// A part of one axis: positions `begin`, `begin + stride`, …, `count` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+struct Part {
     /// First position.
-    pub begin: usize,
+    begin: usize,
     /// Step, not 0.
-    pub stride: i64,
+    stride: i64,
     /// Number of positions.
-    pub count: usize,
+    count: usize,
 }
 
 /// `begin`, `size`: a size of -1 is all that is left.
@@ -43,7 +44,7 @@ fn slice_by_size(call: &Call<'_>) -> Result<Vec<Tensor>> {
 }
 
 /// The parts that `begin`, `end`, `stride` and the masks choose of a value of `shape`, with numpy's rules.
-pub(super) fn parts(call: &Call<'_>, shape: &[usize]) -> Result<Vec<Part>> {
+fn parts(call: &Call<'_>, shape: &[usize]) -> Result<Vec<Part>> {
     let rank = shape.len();
     let (begin, end) = (call.ints("begin")?, call.ints("end")?);
     let stride = call.optional_ints("stride")?.unwrap_or_else(|| vec![1; rank]);
@@ -79,6 +80,25 @@ pub(super) fn parts(call: &Call<'_>, shape: &[usize]) -> Result<Vec<Part>> {
         .collect()
 }
 
+/// The chosen part; axes of `squeeze_mask` are dropped.
+fn slice_by_index(call: &Call<'_>) -> Result<Vec<Tensor>> {
+    let x = call.tensor("x")?;
+    let parts = parts(call, x.dims())?;
+    let squeezed = call.optional_flags("squeeze_mask")?.unwrap_or_else(|| vec![false; x.rank()]);
+    let counts: Vec<usize> = parts.iter().map(|part| part.count).collect();
+    let result = if parts.iter().all(|part| part.stride == 1 || part.count <= 1) {
+        let narrowed = parts.iter().enumerate().try_fold(x.clone(), |x, (axis, part)| match part.count {
+            0 => x.narrow(axis, 0, 0),
+            count => x.narrow(axis, part.begin, count),
+        })?;
+        narrowed.contiguous()?
+    } else {
+        super::gather::pick(&x, chosen(&parts, x.dims()), &counts)?
+    };
+    let kept: Vec<usize> = counts.iter().zip(&squeezed).filter(|(_, squeezed)| !**squeezed).map(|(&c, _)| c).collect();
+    Ok(vec![result.reshape(kept)?])
+}
+
 /// `x` with the chosen part replaced by `update`.
 fn slice_update(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let (x, update) = (call.tensor("x")?, call.tensor("update")?);
@@ -99,7 +119,7 @@ fn slice_update(call: &Call<'_>) -> Result<Vec<Tensor>> {
             result.slice_set(&update.contiguous()?, axis, parts[axis].begin)?;
             Ok(vec![result])
         }
-        _ => Ok(vec![super::slice::scattered(&result, &update, &parts)?]),
+        _ => Ok(vec![scattered(&result, &update, &parts)?]),
     }
 }
 
@@ -108,7 +128,7 @@ fn whole(part: &Part, size: usize) -> bool {
 }
 
 /// Flat indices, into a row-major value of `shape`, of the elements that `parts` choose, in order.
-pub(super) fn chosen(parts: &[Part], shape: &[usize]) -> Vec<i64> {
+fn chosen(parts: &[Part], shape: &[usize]) -> Vec<i64> {
     let mut indices = vec![0i64];
     for (part, &size) in parts.iter().zip(shape) {
         let positions = || (0..part.count).map(|i| part.begin as i64 + i as i64 * part.stride);
