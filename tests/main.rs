@@ -8,6 +8,7 @@ mod coremltools;
 mod docs;
 mod faults;
 mod figures;
+mod gate;
 mod graphs;
 mod readers;
 mod reproducible;
