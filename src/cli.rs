@@ -144,6 +144,9 @@ pub struct Convert {
     /// Fail with status 5 rather than bake what is not cached
     #[arg(long, conflicts_with = "force")]
     pub frozen: bool,
+    /// Do not judge the baked chain; `anebake gate` does it later
+    #[arg(long)]
+    pub no_gate: bool,
 }
 
 /// `anebake plan`.
