@@ -11,5 +11,6 @@ mod figures;
 mod graphs;
 mod readers;
 mod reproducible;
+mod run;
 mod support;
 mod verify;
