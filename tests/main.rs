@@ -12,5 +12,6 @@ mod gate;
 mod graphs;
 mod readers;
 mod reproducible;
+mod run;
 mod support;
 mod verify;
