@@ -68,11 +68,9 @@ pub(super) fn run(options: &Gate, global: &Global, ui: &Ui) -> Result<ExitCode> 
             let baseline = Baseline::load(path)?;
             let steps = options.steps.map_or(baseline.steps, usize::from);
             if steps > baseline.steps {
-                return Err(Fault::usage(format!(
-                    "`--steps` is {steps}, the baseline has {} steps",
-                    baseline.steps
-                ))
-                .into());
+                return Err(
+                    Fault::usage(format!("`--steps` is {steps}, the baseline has {} steps", baseline.steps)).into()
+                );
             }
             baseline.with_steps(steps)
         }
@@ -156,10 +154,7 @@ pub(super) fn run(options: &Gate, global: &Global, ui: &Ui) -> Result<ExitCode> 
     if !document.gate.passed && !options.no_hints {
         match &model {
             Some(model) => {
-                ui.note(format!(
-                    "looking for what to try, {} s at most; `--no-hints` leaves it out",
-                    HINTS.as_secs()
-                ));
+                ui.note(format!("looking for what to try, {} s at most; `--no-hints` leaves it out", HINTS.as_secs()));
                 let runner = ReferenceRunner::new(options.arithmetic);
                 let open = |replacements| Chain::open(out, &runner.clone().with_replacements(replacements));
                 let search = Search {
@@ -191,8 +186,9 @@ pub(super) fn run(options: &Gate, global: &Global, ui: &Ui) -> Result<ExitCode> 
 fn asked(manifest: Option<&BakeManifest>) -> Result<recipe::Gate> {
     let gate = manifest.and_then(|manifest| manifest.recipe.get("gate"));
     Ok(match gate {
-        Some(gate) => serde_json::from_value(gate.clone())
-            .or_fault(|| Fault::input("the output's manifest has a `gate` that this version of anebake does not read"))?,
+        Some(gate) => serde_json::from_value(gate.clone()).or_fault(|| {
+            Fault::input("the output's manifest has a `gate` that this version of anebake does not read")
+        })?,
         None => recipe::Gate::default(),
     })
 }

@@ -55,20 +55,14 @@ impl Baseline {
     /// # Errors
     /// A usage fault where a prompt has no tokens or one that the vocabulary lacks; an input fault where candle cannot
     /// build the model, and says why.
-    pub fn compute(
-        weights: &Weights,
-        prompts: &[Prompt],
-        tokenizer: Option<&Tokenizer>,
-        steps: usize,
-    ) -> Result<Self> {
+    pub fn compute(weights: &Weights, prompts: &[Prompt], tokenizer: Option<&Tokenizer>, steps: usize) -> Result<Self> {
         let vocab = weights.config().vocab;
         let tokens: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.tokens(tokenizer)).collect::<Result<_>>()?;
         for (prompt, tokens) in prompts.iter().zip(&tokens) {
             if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
-                return Err(Fault::usage(format!(
-                    "{prompt}: token {token} is none of the {vocab} of the vocabulary"
-                ))
-                .into());
+                return Err(
+                    Fault::usage(format!("{prompt}: token {token} is none of the {vocab} of the vocabulary")).into()
+                );
             }
         }
         let longest = tokens.iter().map(Vec::len).max().unwrap_or(0);
@@ -131,14 +125,17 @@ impl Baseline {
 
 /// The token of the largest logit, the first of equals, as numpy's `argmax` has it. NaN is never the largest.
 pub fn top1(logits: &[f32]) -> u32 {
-    let best = logits.iter().enumerate().fold((0, f32::NEG_INFINITY), |best, (token, &logit)| {
-        if logit > best.1 { (token, logit) } else { best }
-    });
+    let best = logits
+        .iter()
+        .enumerate()
+        .fold((0, f32::NEG_INFINITY), |best, (token, &logit)| if logit > best.1 { (token, logit) } else { best });
     u32::try_from(best.0).expect("vocabularies are below 2^32")
 }
 
 /// A model of candle-transformers with the cache of one conversation.
-enum CandleModel {
+pub struct CandleModel(Candle);
+
+enum Candle {
     Qwen3(Box<qwen3::ModelForCausalLM>),
     Qwen2(Box<qwen2::ModelForCausalLM>),
     Llama { model: Box<llama::Llama>, config: llama::Config, cache: Box<llama::Cache> },
@@ -146,7 +143,10 @@ enum CandleModel {
 
 impl CandleModel {
     /// Builds the model for conversations of so many tokens.
-    fn new(weights: &Weights, positions: usize) -> Result<Self> {
+    ///
+    /// # Errors
+    /// An input fault where candle cannot build the model, and says why.
+    pub fn new(weights: &Weights, positions: usize) -> Result<Self> {
         let config = weights.config();
         refuse(config).map_err(|what| {
             Fault::input(format!("candle-transformers cannot make the baseline: {what}"))
@@ -154,31 +154,30 @@ impl CandleModel {
         })?;
         let positions = positions.max(LEAST_POSITIONS);
         let model = match config.architecture {
-            Architecture::Qwen3 => {
-                qwen3::ModelForCausalLM::new(&qwen3_config(config, positions), weights.builder())
-                    .map(|model| Self::Qwen3(Box::new(model)))
-            }
-            Architecture::Qwen2 => {
-                qwen2::ModelForCausalLM::new(&qwen2_config(config, positions), weights.builder())
-                    .map(|model| Self::Qwen2(Box::new(model)))
-            }
+            Architecture::Qwen3 => qwen3::ModelForCausalLM::new(&qwen3_config(config, positions), weights.builder())
+                .map(|model| Candle::Qwen3(Box::new(model))),
+            Architecture::Qwen2 => qwen2::ModelForCausalLM::new(&qwen2_config(config, positions), weights.builder())
+                .map(|model| Candle::Qwen2(Box::new(model))),
             Architecture::Llama => {
                 let config = llama_config(config, positions);
                 llama::Llama::load(weights.builder(), &config).and_then(|model| {
                     let cache = Box::new(llama::Cache::new(true, DType::F32, &config, &Device::Cpu)?);
-                    Ok(Self::Llama { model: Box::new(model), config, cache })
+                    Ok(Candle::Llama { model: Box::new(model), config, cache })
                 })
             }
         };
-        model.or_fault(|| Fault::input("candle-transformers cannot build the model"))
+        model.map(Self).or_fault(|| Fault::input("candle-transformers cannot build the model"))
     }
 
     /// Forgets all tokens.
-    fn begin(&mut self) -> Result<()> {
-        match self {
-            Self::Qwen3(model) => model.clear_kv_cache(),
-            Self::Qwen2(model) => model.clear_kv_cache(),
-            Self::Llama { config, cache, .. } => {
+    ///
+    /// # Errors
+    /// The new cache cannot be made.
+    pub fn begin(&mut self) -> Result<()> {
+        match &mut self.0 {
+            Candle::Qwen3(model) => model.clear_kv_cache(),
+            Candle::Qwen2(model) => model.clear_kv_cache(),
+            Candle::Llama { config, cache, .. } => {
                 **cache = llama::Cache::new(true, DType::F32, config, &Device::Cpu)?;
             }
         }
@@ -186,12 +185,15 @@ impl CandleModel {
     }
 
     /// Logits after `tokens`, the first of which is at `position`.
-    fn forward(&mut self, tokens: &[u32], position: usize) -> Result<Vec<f32>> {
+    ///
+    /// # Errors
+    /// The forward pass fails.
+    pub fn forward(&mut self, tokens: &[u32], position: usize) -> Result<Vec<f32>> {
         let input = Tensor::from_slice(tokens, (1, tokens.len()), &Device::Cpu)?;
-        let logits = match self {
-            Self::Qwen3(model) => model.forward(&input, position),
-            Self::Qwen2(model) => model.forward(&input, position),
-            Self::Llama { model, cache, .. } => model.forward(&input, position, cache),
+        let logits = match &mut self.0 {
+            Candle::Qwen3(model) => model.forward(&input, position),
+            Candle::Qwen2(model) => model.forward(&input, position),
+            Candle::Llama { model, cache, .. } => model.forward(&input, position, cache),
         };
         logits
             .and_then(|logits| logits.flatten_all()?.to_vec1())

@@ -38,17 +38,14 @@ pub struct Deviation {
 ///
 /// # Errors
 /// The weights are of another model than the chain, or a package fails.
-pub fn measure(
-    chain: &Chain,
-    weights: &Weights,
-    tokens: &[Vec<u32>],
-    baseline: &Baseline,
-) -> Result<Vec<BlockReport>> {
+pub fn measure(chain: &Chain, weights: &Weights, tokens: &[Vec<u32>], baseline: &Baseline) -> Result<Vec<BlockReport>> {
     let (config, file) = (weights.config(), chain.file());
     if (config.layers, config.hidden, config.vocab) != (file.model.layers, file.model.hidden, file.model.vocab) {
-        return Err(Fault::usage("the model is another than the chain's: other numbers of blocks, width or vocabulary")
-            .with_hint("name the model that was baked: `--model`")
-            .into());
+        return Err(Fault::usage(
+            "the model is another than the chain's: other numbers of blocks, width or vocabulary",
+        )
+        .with_hint("name the model that was baked: `--model`")
+        .into());
     }
     let width = config.hidden;
     let mut isolated = vec![Seen::default(); config.layers];

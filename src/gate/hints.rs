@@ -21,7 +21,6 @@ use crate::checkpoint::Checkpoint;
 use crate::recipe::OUTPUT_MATRIX;
 use crate::runner::{Chain, Replacements};
 
-
 /// What a quantized weight's name ends in.
 const QUANTIZED: &str = "_quantized";
 
@@ -183,8 +182,7 @@ impl Search<'_> {
             }
         }
         let suggestion = found.map(|(restored, measured)| {
-            let tensors: Vec<String> =
-                restored.iter().map(|(kind, layers)| kind.pattern(layers.as_ref())).collect();
+            let tensors: Vec<String> = restored.iter().map(|(kind, layers)| kind.pattern(layers.as_ref())).collect();
             Suggestion { toml: toml(&tensors), tensors, share: share(&restored), measured }
         });
         let reports = kinds.iter().map(|(kind, restored)| KindReport {

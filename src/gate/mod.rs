@@ -25,7 +25,7 @@ use crate::recipe::Gate;
 use crate::runner::{Chain, Rows};
 use crate::tokenizer::Tokenizer;
 
-pub use baseline::{About, Baseline};
+pub use baseline::{About, Baseline, CandleModel};
 pub use prompts::Prompt;
 pub use report::{Canary, Flip, PromptReport, Report, Thresholds, Worst};
 pub use weights::Weights;

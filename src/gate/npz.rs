@@ -168,7 +168,11 @@ fn read(input: &mut impl Read, size: u64) -> Result<NpyArray> {
     let bytes = count.and_then(|count| count.checked_mul(dtype.size()));
     let (Some(count), Some(bytes)) = (count, bytes) else { bail!("shape {shape:?} is too large") };
     let present = size.saturating_sub((before + length) as u64);
-    ensure!(bytes as u64 == present, "it has {present} bytes of data; shape {shape:?} of `{}` takes {bytes}", dtype.name);
+    ensure!(
+        bytes as u64 == present,
+        "it has {present} bytes of data; shape {shape:?} of `{}` takes {bytes}",
+        dtype.name
+    );
     let values = read_values(input, &dtype, count)?;
     // The checksum of a member is looked at where it ends.
     ensure!(input.read(&mut [0])? == 0, "it goes on behind its data");
@@ -482,7 +486,11 @@ mod tests {
             (head("'|O'", "(1,)"), 8, "it is an object array, a pickle, which is never loaded"),
             (head("[('a', '<f4')]", "(1,)"), 4, "it is a structured array"),
             ("{'descr': '<f4', 'shape': (1,)}".to_owned(), 4, "its header lacks one of"),
-            ("{'descr': '<f4', 'fortran_order': 0, 'shape': (1,)}".to_owned(), 4, "its header has `0, 'shape': (1,)}` where"),
+            (
+                "{'descr': '<f4', 'fortran_order': 0, 'shape': (1,)}".to_owned(),
+                4,
+                "its header has `0, 'shape': (1,)}` where",
+            ),
             ("{'evil': 1}".to_owned(), 4, "its header has an unknown key `evil`"),
             ("{'descr".to_owned(), 4, "its header has a text without end"),
             (head("'<f4'", "(1,)") + "x", 4, "its header goes on behind its end"),

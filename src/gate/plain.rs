@@ -52,9 +52,8 @@ fn rms_norm(x: &Tensor, gain: &Tensor, eps: f64) -> Result<Tensor> {
 
 /// [tokens, tokens]: 0 where a row may look, minus infinity where it may not.
 fn causal_mask(tokens: usize) -> Result<Tensor> {
-    let values = (0..tokens).flat_map(|row| {
-        (0..tokens).map(move |column| if column <= row { 0.0 } else { f32::NEG_INFINITY })
-    });
+    let values =
+        (0..tokens).flat_map(|row| (0..tokens).map(move |column| if column <= row { 0.0 } else { f32::NEG_INFINITY }));
     Ok(Tensor::from_vec(values.collect::<Vec<f32>>(), (tokens, tokens), &Device::Cpu)?)
 }
 
@@ -128,9 +127,8 @@ impl Rope {
     fn new(config: &ModelConfig, tokens: usize) -> Result<Self> {
         let frequencies = frequencies(config);
         let table = |turn: fn(f64) -> f64| {
-            let values = (0..tokens).flat_map(|position| {
-                frequencies.iter().map(move |frequency| turn(position as f64 * frequency) as f32)
-            });
+            let values = (0..tokens)
+                .flat_map(|position| frequencies.iter().map(move |frequency| turn(position as f64 * frequency) as f32));
             Tensor::from_vec(values.collect::<Vec<f32>>(), (tokens, frequencies.len()), &Device::Cpu)
         };
         Ok(Self { cos: table(f64::cos)?, sin: table(f64::sin)? })

@@ -293,8 +293,7 @@ impl Report {
     }
 
     /// Headings of [`Self::rows`].
-    pub const HEADER: [&'static str; 6] =
-        ["prompt", "baseline", "equal", "min cosine", "mean KL", "first divergence"];
+    pub const HEADER: [&'static str; 6] = ["prompt", "baseline", "equal", "min cosine", "mean KL", "first divergence"];
 
     /// Columns of [`Self::rows`] that hold numbers.
     pub const NUMBERS: [usize; 3] = [2, 3, 4];
@@ -316,7 +315,9 @@ impl std::fmt::Display for Flip {
             None => (self.expected.to_string(), self.got.to_string()),
         };
         match (self.outcome, self.margin) {
-            (Outcome::Tie, Some(margin)) => write!(f, "step {}: {got} for {expected}, margin {margin:.4}, a tie", self.step),
+            (Outcome::Tie, Some(margin)) => {
+                write!(f, "step {}: {got} for {expected}, margin {margin:.4}, a tie", self.step)
+            }
             (Outcome::Wrong, Some(margin)) => write!(f, "step {}: {got} for {expected}, margin {margin:.4}", self.step),
             _ => write!(f, "step {}: not finite", self.step),
         }

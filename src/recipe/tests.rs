@@ -397,7 +397,14 @@ fn an_override_that_matches_no_tensor_of_the_model_is_refused() {
 fn the_build_document_leaves_out_what_does_not_decide_bytes() {
     let document = |sets: &[&str]| load_with("extends = 'int8-rtn-v1'", sets).unwrap().build_document();
     let base = document(&[]);
-    for set in ["name=other", "description=other", "model.source=sample", "gate.steps=3", "gate.enforce=true", "gate.prompts=['a']"] {
+    for set in [
+        "name=other",
+        "description=other",
+        "model.source=sample",
+        "gate.steps=3",
+        "gate.enforce=true",
+        "gate.prompts=['a']",
+    ] {
         assert_eq!(document(&[set]), base, "{set}");
     }
     for set in [

@@ -41,15 +41,15 @@ fn baked(seed: u64, arguments: &[&str]) -> Bench {
 }
 
 fn document(output: &Output) -> Document {
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}{}", stdout(output), stderr(output)))
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}{}", stdout(output), stderr(output)))
 }
 
 #[test]
 fn a_sound_chain_passes_and_a_saved_baseline_gives_the_same_verdict() {
     let bench = baked(61, &["--recipe", "fp16-v1"]);
     let run = |more: &[&str]| bench.run(&[&["gate", "out", "--json"], more].concat());
-    let output =
-        run(&["--prompts", "prompts.json", "--save-baseline", "b.npz", "--blocks"]);
+    let output = run(&["--prompts", "prompts.json", "--save-baseline", "b.npz", "--blocks"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let first = document(&output);
     assert!(first.gate.passed);
@@ -117,7 +117,12 @@ fn mistakes_are_named() {
         (&["out", "--prompts", "empty.txt"], 2, "there is no prompt in `empty.txt`", "write one prompt a line"),
         (&["out", "--prompts", "none.txt"], 2, "cannot read the prompts in `none.txt`", ""),
         (&["out", "--prompts", "text.json"], 2, "there is no JSON array of prompts in `text.json`", "write one prompt"),
-        (&["out", "--prompts", "text.txt"], 2, "prompt `hello` is a text, and the model has no tokenizer", "give tokens"),
+        (
+            &["out", "--prompts", "text.txt"],
+            2,
+            "prompt `hello` is a text, and the model has no tokenizer",
+            "give tokens",
+        ),
         (&["out", "--prompts", "unknown.json"], 2, "prompt `[96]`: token 96 is none of the 96 of the vocabulary", ""),
         (
             &["out", "--prompts", "long.json"],

@@ -28,13 +28,7 @@ fn package(out: &Path, block: usize) -> PathBuf {
 }
 
 /// Changes the bytes of one value of a block's `weight.bin`. Returns its shape.
-pub(super) fn edit_weights(
-    out: &Path,
-    block: usize,
-    name: &str,
-    slot: &str,
-    edit: impl FnOnce(&mut [u8]),
-) -> Vec<u64> {
+pub(super) fn edit_weights(out: &Path, block: usize, name: &str, slot: &str, edit: impl FnOnce(&mut [u8])) -> Vec<u64> {
     let opened = Package::open(&package(out, block)).unwrap();
     let uses = opened.blobs().unwrap();
     let wanted = [name.to_owned(), format!("{name}_quantized")];
@@ -248,10 +242,9 @@ fn a_cache_that_is_written_at_the_wrong_position_is_caught() {
         behind.inputs.get_mut("x").unwrap().arguments = vec![bound_to("position_end")];
         behind.outputs[0].name = "position_behind".to_owned();
         body.operations.insert(place + 1, behind);
-        for (name, from, to) in [
-            ("write_end", "position_end", "position_behind"),
-            ("write_begin", "position_offset", "position_end"),
-        ] {
+        for (name, from, to) in
+            [("write_end", "position_end", "position_behind"), ("write_begin", "position_offset", "position_end")]
+        {
             let place = body.operations.iter().position(|op| op.outputs[0].name == name).unwrap();
             let values = &mut body.operations[place].inputs.get_mut("values").unwrap().arguments;
             let bound = values.iter_mut().find(|binding| **binding == bound_to(from)).unwrap();
