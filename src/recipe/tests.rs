@@ -378,6 +378,16 @@ fn the_last_override_that_matches_the_whole_name_wins_over_the_weights_alone() {
 }
 
 #[test]
+fn an_override_of_the_output_matrix_matches_it_alone() {
+    let recipe = load_text("[[override]]\ntensors = 'lm_head'\ndtype = 'int8'").unwrap();
+    recipe.check_overrides(2, &["mlp.down_proj.weight"]).unwrap();
+    assert_eq!(recipe.weights_of(OUTPUT_MATRIX).dtype(), WeightDtype::Int8);
+    assert_eq!(recipe.weights_for(0, "mlp.down_proj.weight").dtype(), WeightDtype::Float16);
+    let all = load_text("[[override]]\ntensors = '.*'\ndtype = 'int8'").unwrap();
+    assert_eq!(all.weights_of(OUTPUT_MATRIX).dtype(), WeightDtype::Int8);
+}
+
+#[test]
 fn an_override_that_matches_no_tensor_of_the_model_is_refused() {
     let roles = ["self_attn.q_proj.weight", "mlp.down_proj.weight"];
     let recipe = load_text("[[override]]\ntensors = 'layers\\.27\\..*'\ndtype = 'int8'").unwrap();
@@ -385,7 +395,7 @@ fn an_override_that_matches_no_tensor_of_the_model_is_refused() {
     let error = recipe.check_overrides(27, &roles).unwrap_err();
     assert_eq!(status(&error), Status::Usage);
     let text = error.to_string();
-    let end = "r.toml`: `override[0].tensors` matches none of the 54 projections of this model: `layers\\.27\\..*`";
+    let end = "r.toml`: `override[0].tensors` matches none of the 55 projections of this model: `layers\\.27\\..*`";
     assert!(text.ends_with(end), "{text}");
     assert_eq!(
         hints(&error).collect::<Vec<_>>(),
