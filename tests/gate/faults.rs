@@ -69,9 +69,11 @@ fn bound_to(name: &str) -> Binding {
     Binding { binding: Some(BindingKind::Name(name.to_owned())) }
 }
 
-/// Two blocks of `llama`, whose q_proj is square, in int8.
-fn int8(seed: u64) -> Baked {
-    let baked = Baked::new(&TinyModel::new("llama", seed), &["--recipe", "int8-rtn-v1"]);
+/// Two blocks of `llama`, whose q_proj is square, in float16, but for the tensors of a pattern, in int8: a whole tiny
+/// model in int8 is too far from its source to pass.
+fn int8(seed: u64, tensors: &str) -> Baked {
+    let set = format!("override=[{{ tensors = '{tensors}', dtype = \"int8\" }}]");
+    let baked = Baked::new(&TinyModel::new("llama", seed), &["--recipe", "fp16-v1", "--set", &set]);
     baked.passes();
     baked
 }
@@ -85,7 +87,7 @@ fn float16(seed: u64) -> Baked {
 
 #[test]
 fn one_scale_that_is_doubled_is_caught() {
-    let baked = int8(41);
+    let baked = int8(41, "layers\\.1\\.mlp\\.down_proj");
     edit_weights(&baked.out(), 1, "down_proj_weight", "scale", |bytes| {
         let scale = half::f16::from_le_bytes([bytes[8], bytes[9]]);
         bytes[8..10].copy_from_slice(&(scale + scale).to_le_bytes());
@@ -95,7 +97,7 @@ fn one_scale_that_is_doubled_is_caught() {
 
 #[test]
 fn two_blocks_that_are_swapped_are_caught() {
-    let baked = int8(42);
+    let baked = float16(42);
     let (first, second, aside) = (package(&baked.out(), 0), package(&baked.out(), 1), baked.out().join("aside"));
     for (from, to) in [(&first, &aside), (&second, &first), (&aside, &second)] {
         std::fs::rename(from, to).unwrap();
@@ -105,7 +107,7 @@ fn two_blocks_that_are_swapped_are_caught() {
 
 #[test]
 fn a_weight_that_is_transposed_is_caught() {
-    let baked = int8(43);
+    let baked = int8(43, "layers\\.0\\.self_attn\\.q_proj");
     let shape = edit_weights(&baked.out(), 0, "q_proj_weight", "data", |bytes| {
         let before = bytes.to_vec();
         for row in 0..64 {
@@ -247,10 +249,6 @@ fn a_cache_that_is_written_at_the_wrong_position_is_caught() {
             let values = &mut body.operations[place].inputs.get_mut("values").unwrap().arguments;
             let bound = values.iter_mut().find(|binding| **binding == bound_to(from)).unwrap();
             *bound = bound_to(to);
-            // The sum must come first.
-            let written = body.operations.remove(place);
-            let sum = body.operations.iter().position(|op| op.outputs[0].name == "position_behind").unwrap();
-            body.operations.insert(sum + 1, written);
         }
     });
     baked.fails("a cache written one place further on");
