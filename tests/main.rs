@@ -10,6 +10,7 @@ mod faults;
 mod figures;
 mod gate;
 mod graphs;
+mod interpreter;
 mod readers;
 mod reproducible;
 mod run;
