@@ -86,8 +86,9 @@ pub(super) fn judge(opened: &Opened, out: &Path, recorded: Option<Value>, ui: &U
     };
     let report = &record.report;
     if was_recorded {
-        ui.note(format!("gate, as found before: {}", report.summary()));
-    } else if !ui.is_json() {
+        ui.note("gate: found out when this was baked first");
+    }
+    if !ui.is_json() && !ui.is_quiet() {
         gate::print(report, ui)?;
     }
     if !report.passed {
