@@ -59,5 +59,5 @@ schema: setup cargo
 	UPDATE_SCHEMA=1 cargo test --release --lib recipe_schema
 
 ## Measure: a full-size checkpoint, every road, one run.
-bench: build
+bench: build setup-dev
 	$(PYTHON) benches/compare.py

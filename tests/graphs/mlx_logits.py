@@ -16,7 +16,8 @@ from pathlib import Path
 def model_classes(model_type: str) -> types.ModuleType:
     """The module of an architecture."""
     spec = importlib.util.find_spec("mlx_lm")
-    assert spec is not None and spec.submodule_search_locations is not None
+    if spec is None or spec.submodule_search_locations is None:
+        raise SystemExit("mlx-lm is not installed: make setup-dev")
     package = types.ModuleType("mlx_lm")
     package.__path__ = list(spec.submodule_search_locations)
     sys.modules["mlx_lm"] = package
