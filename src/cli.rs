@@ -11,7 +11,7 @@ use crate::mil::Arithmetic;
 #[derive(Debug, Parser)]
 #[command(name = "anebake", version, about, max_term_width = 110, propagate_version = true)]
 #[command(after_help = "Start with:\n  anebake convert --model sample\n  anebake inspect out/block-00.mlpackage\n\n\
-                        Exit status:\n    0  done\n    1  a check said no (verify, diff, cache verify)\n    \
+                        Exit status:\n    0  done\n    1  a check said no (gate, verify, diff, cache verify)\n    \
                         2  command line or recipe\n    3  environment: Python, coremltools\n    \
                         4  input or disk: checkpoint, hub, cache, output\n    \
                         5  --frozen, and a block is not in the cache\n  130  interrupted; the same command resumes")]
@@ -61,6 +61,8 @@ pub enum Command {
     Diff(Diff),
     /// Bake with another engine too and compare weights and outputs
     Verify(Verify),
+    /// Judge a baked chain: does it say what its model says?
+    Gate(Gate),
     /// Continue a prompt with a baked chain, on any system
     Run(Run),
     /// Check the environment and say how to mend it
@@ -142,6 +144,9 @@ pub struct Convert {
     /// Fail with status 5 rather than bake what is not cached
     #[arg(long, conflicts_with = "force")]
     pub frozen: bool,
+    /// Do not judge the baked chain; `anebake gate` does it later
+    #[arg(long)]
+    pub no_gate: bool,
 }
 
 /// `anebake plan`.
@@ -226,6 +231,57 @@ pub struct Verify {
 pub enum Witness {
     /// coremltools' own conversion and quantization.
     Coremltools,
+}
+
+/// `anebake gate`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  anebake gate out\n  anebake gate out --prompts my.txt --steps 16 --strict\n  anebake gate \
+                        out --save-baseline sample.npz\n  anebake gate out --baseline sample.npz --blocks\n\nThe chain is \
+                        run along the baseline's tokens. It passes where every most likely token is the baseline's and \
+                        every cosine of logits is high enough. Where the baseline's two likeliest logits are less than a \
+                        float16 step apart, another order is a tie: listed, and no failure without --strict.\n\nBaselines \
+                        are .npz files with the keys logits [prompts, steps, vocab], ids [prompts, steps], prompts and \
+                        steps. Exit status 1 where the chain fails."
+)]
+pub struct Gate {
+    /// Output folder of a whole bake
+    #[arg(value_name = "OUT", default_value = "out")]
+    pub out: PathBuf,
+    /// The model that was baked: a Hugging Face folder, a .gguf file, `hf:owner/name[@revision]` or `sample` [default:
+    /// the one that the output's manifest names]
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// One prompt a line, or a JSON array of texts or of arrays of tokens [default: the recipe's]
+    #[arg(long, value_name = "FILE", conflicts_with = "baseline")]
+    pub prompts: Option<PathBuf>,
+    /// Tokens of each continuation [default: the recipe's, or all of --baseline]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub steps: Option<u16>,
+    /// Least cosine between a step's logits and the baseline's [default: the recipe's]
+    #[arg(long, value_name = "COSINE")]
+    pub min_cosine: Option<f64>,
+    /// Count ties as wrong
+    #[arg(long)]
+    pub strict: bool,
+    /// Write the baseline to a file, for --baseline
+    #[arg(long, value_name = "FILE.npz", conflicts_with = "baseline")]
+    pub save_baseline: Option<PathBuf>,
+    /// Judge by logits from a file, not by those of the model
+    #[arg(long, value_name = "FILE.npz")]
+    pub baseline: Option<PathBuf>,
+    /// Show how far each block's output is from the model's, alone and in the chain
+    #[arg(long)]
+    pub blocks: bool,
+    /// Compare perplexity on a text too
+    #[arg(long, value_name = "FILE")]
+    pub perplexity: Option<PathBuf>,
+    /// `fp16`: every result rounded as the packages declare; `f32`: none, what the graphs mean
+    #[arg(long, value_name = "ARITHMETIC", default_value_t)]
+    pub arithmetic: Arithmetic,
+    /// Where the chain fails, do not look for weights to keep in float16
+    #[arg(long)]
+    pub no_hints: bool,
 }
 
 /// `anebake run`.

@@ -1,11 +1,11 @@
 //! The tokenizer that a checkpoint carries: files of a Hugging Face folder, or a GGUF file's own vocabulary.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
 
 use super::Checkpoint;
 use super::gguf_header::{TokenizerValue, TokenizerValues, tokenizer_value};
@@ -44,46 +44,31 @@ impl Checkpoint {
         }
     }
 
-    /// The files that [`Self::tokenizer`] reads, of those that are there.
-    pub fn tokenizer_sources(&self) -> Vec<PathBuf> {
-        match &self.tokenizer {
-            TokenizerSource::Folder => [TOKENIZER, CONFIG, TEMPLATE, GENERATION, MODEL]
-                .map(|name| self.path.join(name))
-                .into_iter()
-                .filter(|path| path.is_file())
-                .collect(),
-            TokenizerSource::Gguf(_) => vec![self.path.clone()],
-        }
-    }
-
-    /// SHA-256, in hexadecimal, of everything that [`Self::tokenizer`] depends on beside this program; cheaper than
-    /// the tokenizer.
+    /// Everything that [`Self::tokenizer`] depends on beside this program: the files that it reads, of those that are
+    /// there, and which of their bytes.
     ///
     /// # Errors
-    /// An input fault: a file cannot be read.
-    pub fn tokenizer_digest(&self) -> Result<String> {
-        let mut hasher = Sha256::new();
-        let mut add = |name: &str, bytes: &[u8]| {
-            for part in [name.as_bytes(), bytes] {
-                hasher.update((part.len() as u64).to_le_bytes());
-                hasher.update(part);
-            }
-        };
+    /// An input fault: a file cannot be looked at.
+    pub fn tokenizer_sources(&self) -> Result<Vec<(PathBuf, Range<u64>)>> {
         match &self.tokenizer {
             TokenizerSource::Folder => {
-                for name in [TOKENIZER, CONFIG, TEMPLATE, GENERATION, MODEL] {
-                    if let Some(bytes) = read(&self.path.join(name))? {
-                        add(name, &bytes);
+                let paths = [TOKENIZER, CONFIG, TEMPLATE, GENERATION, MODEL].map(|name| self.path.join(name));
+                let there = paths.into_iter().filter_map(|path| match path.metadata() {
+                    Ok(metadata) => Some(Ok((path, 0..metadata.len()))),
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+                    Err(error) => {
+                        let fault = || Fault::input(format!("cannot look at `{}`", path.display()));
+                        Some(Err(error).or_fault(fault))
                     }
-                }
+                });
+                there.collect()
             }
+            // Keys stand before their values, so the front of the file holds both.
             TokenizerSource::Gguf(values) => {
-                for (key, range) in values {
-                    add(key, &self.files[0].bytes()[range.clone()]);
-                }
+                let end = values.values().map(|range| range.end as u64).max().unwrap_or_default();
+                Ok(vec![(self.path.clone(), 0..end)])
             }
         }
-        Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 }
 
@@ -270,18 +255,19 @@ fn wrong(key: &str, wanted: &str) -> Fault {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::FileExt;
-
     use super::super::gguf_header;
     use super::*;
     use crate::tokenizer::Tokenizer;
 
     /// The sample model of the installed package.
     fn sample() -> Vec<u8> {
+        std::fs::read(sample_path()).unwrap()
+    }
+
+    fn sample_path() -> PathBuf {
         let libraries = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/lib");
         let found = std::fs::read_dir(libraries).unwrap().map(|entry| entry.unwrap().path().join("site-packages"));
-        let path = found.map(|folder| crate::checkpoint::sample::locate(&folder)).find_map(Result::ok).unwrap();
-        std::fs::read(path).unwrap()
+        found.map(|folder| crate::checkpoint::sample::locate(&folder)).find_map(Result::ok).unwrap()
     }
 
     #[derive(serde::Deserialize)]
@@ -367,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gguf_vocabulary_is_made_anew_with_the_same_bytes_and_its_digest_follows_every_value() {
+    fn a_gguf_vocabulary_is_made_anew_with_the_same_bytes_and_its_source_holds_every_value() {
         let bytes = sample();
         let file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
         std::fs::write(file.path(), &bytes).unwrap();
@@ -375,18 +361,29 @@ mod tests {
         let files = open().tokenizer().unwrap().unwrap();
         assert_eq!((files.bos, &files.eos[..]), (Some(1), &[2, 0][..]));
         assert!(files.chat_template.as_deref().unwrap().starts_with("{% for message in messages %}"));
-        assert_eq!(open().tokenizer_sources(), [file.path()]);
         assert_eq!(files, open().tokenizer().unwrap().unwrap());
 
-        let digest = open().tokenizer_digest().unwrap();
-        assert_eq!(digest, open().tokenizer_digest().unwrap());
-        for range in gguf_header::read(&bytes).unwrap().tokenizer.values() {
-            // The last byte of a value: a letter of a text, or the most significant byte of a number.
-            let last = range.end - 1;
-            file.as_file().write_all_at(&[bytes[last] ^ 1], last as u64).unwrap();
-            assert_ne!(open().tokenizer_digest().unwrap(), digest);
-            file.as_file().write_all_at(&[bytes[last]], last as u64).unwrap();
-        }
-        assert_eq!(open().tokenizer_digest().unwrap(), digest);
+        let sources = open().tokenizer_sources().unwrap();
+        let [(path, source)] = &sources[..] else { panic!("{sources:?}") };
+        assert_eq!((path.as_path(), source.start), (file.path(), 0));
+        let values = gguf_header::read(&bytes).unwrap().tokenizer;
+        assert!(values.len() > 5 && values.values().all(|range| range.end as u64 <= source.end));
+        assert!(source.end < bytes.len() as u64 / 10, "weights are no part of it");
+    }
+
+    #[test]
+    fn sources_of_a_folder_are_the_files_that_are_there() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(sample_path(), folder.path().join("model.gguf")).unwrap();
+        let mut checkpoint = Checkpoint::open(&folder.path().join("model.gguf")).unwrap();
+        checkpoint.path = folder.path().to_owned();
+        checkpoint.tokenizer = TokenizerSource::Folder;
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), "tokens").unwrap();
+        let found = checkpoint.tokenizer_sources().unwrap();
+        assert_eq!(
+            found,
+            [("tokenizer.json", 6), ("config.json", 2)].map(|(name, size)| (folder.path().join(name), 0..size))
+        );
     }
 }

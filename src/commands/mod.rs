@@ -6,7 +6,9 @@ mod convert;
 mod diff;
 mod doctor;
 mod explain;
+mod gate;
 mod inspect;
+mod judge;
 mod plan;
 mod recipe;
 mod run;
@@ -56,6 +58,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
         Command::Inspect(options) => inspect::run(options, ui),
         Command::Diff(options) => diff::run(options, ui),
         Command::Verify(options) => verify::run(options, global, ui),
+        Command::Gate(options) => gate::run(options, global, ui),
         Command::Run(options) => run::run(options, ui),
         Command::Doctor => doctor::run(global, ui),
         Command::Recipe(command) => recipe::run(command, ui),

@@ -17,6 +17,8 @@ pub(super) struct Call<'a> {
     pub outputs: &'a [Declared],
     /// The arithmetic.
     pub arithmetic: Arithmetic,
+    /// Whether a `slice_update` may change its input.
+    pub in_place: bool,
 }
 
 impl<'a> Call<'a> {

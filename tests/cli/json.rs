@@ -106,7 +106,12 @@ fn json_of_every_command_holds_the_known_fields_and_no_others() {
     let summary: Summary = json(&bench, 0, &with_model(&["convert", "--out", "four", "--set", "weights.dtype=int4"]));
     assert_eq!((summary.out, summary.baked, summary.cached), ("four".into(), 3, 1), "the embedding is the same");
     let difference: Difference = json(&bench, 1, &["diff", "out", "four"]);
-    assert!(!difference.equal && difference.packages.len() == 3 && difference.files.is_empty() && !difference.packages[0].values.is_empty());
+    assert!(
+        !difference.equal
+            && difference.packages.len() == 3
+            && difference.files.is_empty()
+            && !difference.packages[0].values.is_empty()
+    );
     let difference: Difference = json(&bench, 0, &["diff", "out", "out"]);
     assert!(difference.equal && difference.inputs.is_empty());
     let verification: Verification = json(&bench, 0, &with_model(&["verify", "--only", "1"]));

@@ -15,8 +15,15 @@ fn quiet_success_prints_nothing_and_progress_goes_to_stderr_even_when_python_sta
 
     let talk = bench.convert(&["--set", "package.context=256"]);
     assert_eq!(stdout(&talk), "");
-    for needle in ["template", "block-00  baked", "block-01  baked", "head      ", "embedding ", "(4/4)",
-        "2 blocks, head, embedding of model by int8-v1: 2 baked, 2 cached"] {
+    for needle in [
+        "template",
+        "block-00  baked",
+        "block-01  baked",
+        "head      ",
+        "embedding ",
+        "(4/4)",
+        "2 blocks, head, embedding of model by int8-v1: 2 baked, 2 cached",
+    ] {
         assert!(stderr(&talk).contains(needle), "{}", stderr(&talk));
     }
 

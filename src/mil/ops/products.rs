@@ -7,9 +7,12 @@ use candle_core::Tensor;
 
 use crate::mil::call::Call;
 use crate::mil::elements;
-use crate::mil::product::{product, transposed};
+use crate::mil::product::{dot, product, transposed};
 use crate::mil::registry::Registry;
 use crate::mil::value::{float_tensor, with_floats};
+
+/// Up to so many rows a product is computed row by row.
+const FEW_ROWS: usize = 4;
 
 pub(super) fn register(registry: &mut Registry) {
     registry.computes("einsum", einsum);
@@ -49,7 +52,10 @@ fn matmul(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let mut batch = batch_shape(&x.dims()[..x.rank() - 2], &y.dims()[..y.rank() - 2])?;
     batch.extend([rows, columns]);
     elements(&batch)?;
-    let mut result = x.broadcast_matmul(&y)?;
+    let mut result = match few_rows(&x, &y)? {
+        Some(result) => result,
+        None => x.broadcast_matmul(&y)?,
+    };
     if x_vector {
         result = result.squeeze(result.rank() - 2)?;
     }
@@ -57,6 +63,38 @@ fn matmul(call: &Call<'_>) -> Result<Vec<Tensor>> {
         result = result.squeeze(result.rank() - 1)?;
     }
     Ok(vec![result])
+}
+
+/// The product where `x` has few rows and as many batches as `y`: row by row, without what a general product spends on
+/// arranging its operands. `y` is walked as it lies in memory.
+fn few_rows(x: &Tensor, y: &Tensor) -> Result<Option<Tensor>> {
+    let rank = x.rank();
+    let (rows, inner, columns) = (x.dims()[rank - 2], x.dims()[rank - 1], y.dims()[y.rank() - 1]);
+    if rows > FEW_ROWS || x.dims()[..rank - 2] != y.dims()[..y.rank() - 2] || y.dims()[y.rank() - 2] != inner {
+        return Ok(None);
+    }
+    let turned = y.t()?;
+    let by_columns = turned.is_contiguous();
+    if inner == 0 || columns == 0 || !by_columns && !y.is_contiguous() {
+        return Ok(None);
+    }
+    let mut shape = x.dims().to_vec();
+    shape[rank - 1] = columns;
+    let mut result = vec![0.0; elements(&shape)?];
+    let matrix = if by_columns { &turned } else { y };
+    with_floats(x, |x| {
+        with_floats(matrix, |matrix| {
+            for (i, (x, out)) in x.chunks(inner).zip(result.chunks_mut(columns)).enumerate() {
+                let matrix = &matrix[i / rows * inner * columns..][..inner * columns];
+                if by_columns {
+                    out.iter_mut().zip(matrix.chunks(inner)).for_each(|(out, column)| *out = dot::floats(column, x));
+                } else {
+                    x.iter().zip(matrix.chunks(columns)).for_each(|(&factor, row)| dot::add_scaled(row, factor, out));
+                }
+            }
+        })
+    })??;
+    Ok(Some(float_tensor(result, &shape)?))
 }
 
 fn batch_shape(x: &[usize], y: &[usize]) -> Result<Vec<usize>> {

@@ -110,8 +110,7 @@ fn slice_update(call: &Call<'_>) -> Result<Vec<Tensor>> {
         update.dims()
     );
     let update = update.reshape(counts)?;
-    // The result is new memory: other values may still be views of `x`.
-    let result = x.copy()?;
+    let result = if call.in_place { x.clone() } else { x.copy()? };
     let partial: Vec<usize> = (0..x.rank()).filter(|&axis| !whole(&parts[axis], x.dims()[axis])).collect();
     match partial[..] {
         [] => Ok(vec![update.contiguous()?]),
