@@ -6,6 +6,7 @@ mod architecture;
 mod cli;
 mod coremltools;
 mod docs;
+mod ends;
 mod faults;
 mod figures;
 mod gate;

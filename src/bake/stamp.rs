@@ -117,7 +117,7 @@ pub fn stamp(
                     .context("layout names static bytes that the template lacks")?;
                 content(bytes)?;
             }
-            Content::Value { role } => reports.push(convert(role, compute, source, workspace, &mut content)?),
+            Content::Value { role } => reports.push(convert(role, compute, source, workspace, &mut content, OVERFLOW)?),
             Content::Data { role } => {
                 let scheme = source.scheme(role).with_context(|| format!("no scheme for `{role}`"))?;
                 let values = source.values(role, &mut workspace.values)?;
@@ -127,7 +127,7 @@ pub fn stamp(
                     passed.add((bytes.len() / scheme.dtype.packed_len(2)) as u64 * 2);
                     Ok(())
                 })
-                .map_err(|error| tensor_error(error, &source.name(role)))?;
+                .map_err(|error| tensor_error(error, &source.name(role), OVERFLOW))?;
                 reports.push(TensorReport {
                     role: role.clone(),
                     sqnr_db: decibels(done.report.sqnr_db),
@@ -162,7 +162,7 @@ pub fn flat<'a>(
     workspace: &mut Workspace,
     sink: &mut dyn FnMut(&[u8]) -> Result<()>,
 ) -> Result<Vec<TensorReport>> {
-    roles.into_iter().map(|role| convert(role, compute, source, workspace, sink)).collect()
+    roles.into_iter().map(|role| convert(role, compute, source, workspace, sink, OVERFLOW_IN_FLAT)).collect()
 }
 
 /// An unquantized tensor.
@@ -172,6 +172,7 @@ fn convert(
     source: &dyn WeightSource,
     workspace: &mut Workspace,
     sink: &mut dyn FnMut(&[u8]) -> Result<()>,
+    overflow: &str,
 ) -> Result<TensorReport> {
     let values = source.values(role, &mut workspace.values)?;
     let mut passed = Passed::new(source, role);
@@ -180,7 +181,7 @@ fn convert(
         passed.add((bytes.len() / compute.size()) as u64);
         Ok(())
     })
-    .map_err(|error| tensor_error(error, &source.name(role)))?;
+    .map_err(|error| tensor_error(error, &source.name(role), overflow))?;
     Ok(TensorReport { role: role.to_owned(), sqnr_db: decibels(report.sqnr_db), guarded: vec![] })
 }
 
@@ -188,13 +189,19 @@ fn decibels(value: f64) -> Option<f64> {
     value.is_finite().then(|| (value * 100.0).round() / 100.0)
 }
 
-/// Names the tensor and says what to do about values that cannot be stored.
-fn tensor_error(error: anyhow::Error, name: &str) -> anyhow::Error {
+/// What to do about values beyond float16 in a package.
+const OVERFLOW: &str =
+    "values above 65504 need `--set package.compute_precision=float32` (which never runs on the Neural Engine)";
+
+/// What to do about values beyond float16 in a flat file.
+const OVERFLOW_IN_FLAT: &str =
+    "packages take float16 rows, so no recipe can keep such values: bake the blocks alone with `--only`";
+
+/// Names the tensor and says what to do about values that cannot be stored; `overflow` about those beyond float16.
+fn tensor_error(error: anyhow::Error, name: &str, overflow: &str) -> anyhow::Error {
     let hint = match error.downcast_ref::<QuantError>() {
         Some(QuantError::NonFinite { .. }) => "the checkpoint is damaged: fetch or save it again",
-        Some(QuantError::Overflows16 { .. }) => {
-            "values above 65504 need `--set package.compute_precision=float32` (which never runs on the Neural Engine)"
-        }
+        Some(QuantError::Overflows16 { .. }) => overflow,
         Some(QuantError::BlockSize { .. }) => {
             "choose a `weights.block_size` that divides the columns of every projection"
         }

@@ -23,7 +23,7 @@ fn a_plan_writes_nothing_before_and_after_a_bake() {
     let bench = Bench::new(&TinyModel::new("llama", 1));
     let plan = ["plan", "--model", "model", "--set", "package.context=128"];
     let text = run(&bench, &plan);
-    assert!(text.contains("block-00  bake ") && text.contains("never baked by this recipe"), "{text}");
+    assert!(text.contains("block-00   bake ") && text.contains("never baked by this recipe"), "{text}");
     assert!(text.contains("0 cached, 4 to bake") && text.contains("coremltools makes the template"), "{text}");
     assert!(!bench.path("out").exists() && !bench.path("cache").exists());
 

@@ -171,7 +171,8 @@ fn int8_with_float32_compute_gives_the_logits_of_candle_on_the_rounded_weights()
     bench.convert(&["--recipe", "int8-rtn-f32-v1"]);
     let got = fill(&bench.path("out"));
     let plain = reference::logits(&bench.path("model"), &model.config, &tokens());
-    quantized(&model).write(&bench.path("model"));
+    let model = quantized(&model);
+    model.write(&bench.path("model"));
     let rounded = reference::logits(&bench.path("model"), &model.config, &tokens());
     let (near, far) = (distance(&got, &rounded), distance(&got, &plain));
     assert!(FLOAT32.1.holds(near), "{near:?}");

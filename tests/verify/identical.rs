@@ -1,6 +1,6 @@
 //! Models without oddities: identical files, equal bits.
 
-use super::{assert_identical, verify, verify_tiny};
+use super::{assert_identical, assert_same, verify, verify_tiny};
 use crate::support::{Bench, TinyModel};
 
 const RECIPES: [&str; 4] = ["fp16-v1", "int8-v1", "int8-rtn-f32-v1", "int8-block32-v1"];
@@ -42,6 +42,35 @@ fn the_list_of_recipes_is_complete_but_for_an_alias() {
     let mut covered = RECIPES;
     covered.sort_unstable();
     assert_eq!(names, covered);
+}
+
+/// The head of a model, which has `outputs` parts, by every recipe and some more.
+fn every_head(model: &TinyModel, outputs: u64) {
+    let bench = Bench::new(model);
+    let more: [&[&str]; 3] = [
+        &["--set", "package.norm=layer_norm_pair"],
+        &["--set", "weights.dtype=int4"],
+        &["--recipe", "int8-rtn-f32-v1", "--set", "weights.dtype=float16"],
+    ];
+    let recipes = RECIPES.map(|recipe| ["--recipe", recipe]);
+    for arguments in recipes.iter().map(|recipe| recipe.as_slice()).chain(more) {
+        let base = ["--model", "model", "--set", "package.context=128", "--only", "head"];
+        let report = verify(&bench, &[&base, arguments].concat());
+        let head = &report["parts"][0];
+        assert_eq!((&head["part"], report["parts"].as_array().unwrap().len()), (&"head".into(), 1));
+        assert_same(head, 4 * outputs);
+    }
+}
+
+#[test]
+fn a_tied_and_an_untied_head_are_identical_with_every_recipe() {
+    every_head(&TinyModel::new("qwen3", 9), 1);
+    every_head(&TinyModel::new("llama", 10).untied(11), 1);
+}
+
+#[test]
+fn a_head_of_several_parts_is_identical_with_every_recipe() {
+    every_head(&TinyModel::new("qwen2", 12).vocabulary(13, 16_385).untied(14), 2);
 }
 
 #[test]
