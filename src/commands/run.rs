@@ -300,7 +300,7 @@ impl HeadroomReport {
             None => "over".to_owned(),
         };
         let row = |op: &Op| {
-            let largest = op.largest.map_or("not finite".to_owned(), |largest| format!("{largest:.6e}"));
+            let largest = op.largest.map_or("not finite".to_owned(), |largest| format!("{largest:.2}"));
             let (package, function) = (op.package.clone(), op.function.clone());
             vec![largest, share(op, LARGEST), share(op, HALF), package, function, op.op.clone(), op.output.clone()]
         };

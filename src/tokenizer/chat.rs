@@ -24,9 +24,9 @@ pub struct Message {
 /// An input fault: the template is malformed, or refuses the messages.
 pub fn render(template: &str, messages: &[Message], variables: &BTreeMap<String, String>) -> Result<String> {
     let mut environment = Environment::new();
-    let turn = |message: &Message| Value::from_iter([("role", &message.role), ("content", &message.content)]);
+    let turn = |message: &Message| context! { role => &message.role, content => &message.content };
     let messages: Vec<Value> = messages.iter().map(turn).collect();
-    let variables: Value = variables.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+    let variables = Value::from(variables.clone());
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.expect("the tags are those that Jinja has"));
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);

@@ -134,8 +134,8 @@ fn a_chat_goes_through_the_models_template_with_its_special_tokens() {
         assert_eq!(said.text.as_deref(), Some(SAYS));
         said.prompt_ids.iter().map(|id| spelled[*id as usize].as_str()).collect()
     };
-    assert_eq!(prompt(&[]), "<s><|user|>testĊ0");
-    assert_eq!(prompt(&["--system", "sober"]), "<s>sober:Ċ<|user|>testĊ0");
+    assert_eq!(prompt(&[]), "<s><|user|>test0");
+    assert_eq!(prompt(&["--system", "sober"]), "<s>sober:<|user|>test0");
 }
 
 #[test]
