@@ -175,7 +175,10 @@ impl Search<'_> {
         if let Some((kind, measured)) = alone.min_by_key(|(kind, _)| kind.size()) {
             found = Some((vec![(*kind, None)], *measured));
         } else {
-            for count in 2..=kinds.len() {
+            // The first kinds that pass together; more are taken to be no worse, and all are tried first.
+            let (mut low, mut high) = (2, kinds.len());
+            let mut count = high;
+            while low <= high {
                 if !in_time() {
                     stopped_early = true;
                     break;
@@ -184,8 +187,13 @@ impl Search<'_> {
                 let (measured, _) = self.measure(&restored)?;
                 if measured.passed {
                     found = Some((restored, measured));
+                    high = count - 1;
+                } else if found.is_none() {
                     break;
+                } else {
+                    low = count + 1;
                 }
+                count = low.midpoint(high);
             }
         }
         if let Some((restored, measured)) = found {

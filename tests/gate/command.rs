@@ -161,7 +161,8 @@ fn texts_go_through_the_tokenizer_of_the_output_and_one_with_truncated_merges_is
     let bench = Bench::new(&TinyModel::new("qwen3", 65));
     std::fs::write(bench.path("model/tokenizer.json"), tokenizer(17).to_string()).unwrap();
     // Whether a random model's near answers survive rounding is not what this test is about.
-    let lenient = ["--recipe", "fp16-v1", "--set", "gate.min_top1=0", "--set", "gate.prompts=['the band was on that.']"];
+    let lenient =
+        ["--recipe", "fp16-v1", "--set", "gate.min_top1=0", "--set", "gate.prompts=['the band was on that.']"];
     bench.convert(&lenient);
     std::fs::write(bench.path("text.txt"), "there she was. ".repeat(30)).unwrap();
     let run = || bench.run(&["gate", "out", "--perplexity", "text.txt", "--json"]);
