@@ -144,6 +144,9 @@ pub struct Convert {
     /// Fail with status 5 rather than bake what is not cached
     #[arg(long, conflicts_with = "force")]
     pub frozen: bool,
+    /// Do not judge the baked chain; `anebake gate` does it later
+    #[arg(long)]
+    pub no_gate: bool,
 }
 
 /// `anebake plan`.
@@ -295,7 +298,7 @@ pub struct Run {
     #[arg(value_name = "OUT")]
     pub out: PathBuf,
     /// The text to continue; `-` reads stdin, without its last line break
-    #[arg(short, long, value_name = "TEXT")]
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// The text to continue, from a file, without its last line break
     #[arg(long, value_name = "FILE")]
@@ -313,7 +316,8 @@ pub struct Run {
     #[arg(short = 'n', long, value_name = "N", default_value = "128")]
     pub max_tokens: NonZeroUsize,
     /// Draw tokens at random: below 1 prefers likely ones, 0 always takes the likeliest
-    #[arg(short, long, value_name = "T", default_value = "0", value_parser = temperature, hide_default_value = true)]
+    #[arg(short, long, value_name = "T", default_value = "0", value_parser = temperature, hide_default_value = true,
+          allow_negative_numbers = true)]
     pub temperature: f32,
     /// Draw from the K likeliest tokens only
     #[arg(long, value_name = "K", requires = "temperature")]

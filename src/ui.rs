@@ -54,6 +54,11 @@ impl Ui {
         })
     }
 
+    /// Whether nothing but data, warnings and errors is wanted.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
     /// Whether `--json` was given.
     pub fn is_json(&self) -> bool {
         self.json

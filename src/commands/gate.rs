@@ -288,7 +288,7 @@ fn perplexity(
         .or_fault(|| Fault::usage(format!("cannot compare perplexity on `{}`", path.display())))
 }
 
-fn print(report: &Report, ui: &Ui) -> Result<()> {
+pub(super) fn print(report: &Report, ui: &Ui) -> Result<()> {
     ui.table(&Report::HEADER, &report.rows(), &Report::NUMBERS)?;
     for line in report.tie_lines() {
         ui.data(line)?;

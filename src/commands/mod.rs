@@ -8,6 +8,7 @@ mod doctor;
 mod explain;
 mod gate;
 mod inspect;
+mod judge;
 mod plan;
 mod recipe;
 mod run;

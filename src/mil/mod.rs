@@ -64,6 +64,13 @@ impl FromStr for Arithmetic {
     }
 }
 
+/// Types of the ops that the interpreter has, sorted; `const` and those that read and write states are always there.
+pub fn op_types() -> Vec<&'static str> {
+    let mut names: Vec<_> = registry::registry().names().chain(ops::constexpr::names()).collect();
+    names.sort_unstable();
+    names
+}
+
 /// The most elements that one value may have; a program that asks for more is refused before anything is allocated.
 const MOST_ELEMENTS: usize = 1 << 28;
 

@@ -16,16 +16,23 @@ use crate::mlpackage::blob::BlobDtype;
 /// Decompresses: gives a constant that is as small as it was stored, where its use allows that.
 pub(in crate::mil) type Decompress = fn(&Call<'_>) -> Result<Constant>;
 
+/// Every constexpr op.
+const OPS: [(&str, Decompress); 5] = [
+    ("constexpr_affine_dequantize", affine_dequantize),
+    ("constexpr_blockwise_shift_scale", blockwise_shift_scale),
+    ("constexpr_cast", cast),
+    ("constexpr_lut_to_dense", lut_to_dense),
+    ("constexpr_sparse_to_dense", sparse_to_dense),
+];
+
 /// The constexpr op called `name`.
 pub(in crate::mil) fn find(name: &str) -> Option<Decompress> {
-    Some(match name {
-        "constexpr_affine_dequantize" => affine_dequantize,
-        "constexpr_blockwise_shift_scale" => blockwise_shift_scale,
-        "constexpr_cast" => cast,
-        "constexpr_lut_to_dense" => lut_to_dense,
-        "constexpr_sparse_to_dense" => sparse_to_dense,
-        _ => return None,
-    })
+    OPS.iter().find(|(known, _)| *known == name).map(|(_, decompress)| *decompress)
+}
+
+/// Names of all constexpr ops.
+pub(in crate::mil) fn names() -> impl Iterator<Item = &'static str> {
+    OPS.iter().map(|(name, _)| *name)
 }
 
 /// The constant of a parameter.
