@@ -21,6 +21,8 @@ use crate::checkpoint::Checkpoint;
 use crate::recipe::OUTPUT_MATRIX;
 use crate::runner::{Chain, Replacements};
 
+/// Where more of the weights than this must stay float16, quantizing is hardly worth it.
+const MUCH: f64 = 0.5;
 /// What a quantized weight's name ends in.
 const QUANTIZED: &str = "_quantized";
 
@@ -114,6 +116,11 @@ impl Kind {
         self.layers == 0
     }
 
+    /// Elements in the whole model.
+    fn size(&self) -> usize {
+        self.elements * self.layers.max(1)
+    }
+
     /// A pattern that matches it in all blocks, or in some.
     fn pattern(&self, layers: Option<&BTreeSet<usize>>) -> String {
         let name = self.name.replace('.', r"\.");
@@ -141,7 +148,7 @@ impl Search<'_> {
         let in_time = || start.elapsed() < self.budget;
         let (as_baked, _) = self.measure(&vec![])?;
         let all = self.kinds();
-        let total: usize = all.iter().map(|kind| kind.elements * kind.layers.max(1)).sum();
+        let total: usize = all.iter().map(Kind::size).sum();
         let share = |restored: &Restored<'_>| {
             let elements = |(kind, layers): &(&Kind, Option<BTreeSet<usize>>)| {
                 kind.elements * layers.as_ref().map_or(kind.layers.max(1), BTreeSet::len)
@@ -165,10 +172,13 @@ impl Search<'_> {
 
         let mut found: Option<(Restored<'_>, Measured)> = None;
         let alone = kinds.iter().filter(|(_, measured)| measured.passed);
-        if let Some((kind, measured)) = alone.min_by_key(|(kind, _)| kind.elements) {
-            found = Some(self.fewer_layers(kind, *measured, &in_time, &mut stopped_early)?);
+        if let Some((kind, measured)) = alone.min_by_key(|(kind, _)| kind.size()) {
+            found = Some((vec![(*kind, None)], *measured));
         } else {
-            for count in 2..=kinds.len() {
+            // The first kinds that pass together; more are taken to be no worse, and all are tried first.
+            let (mut low, mut high) = (2, kinds.len());
+            let mut count = high;
+            while low <= high {
                 if !in_time() {
                     stopped_early = true;
                     break;
@@ -177,9 +187,22 @@ impl Search<'_> {
                 let (measured, _) = self.measure(&restored)?;
                 if measured.passed {
                     found = Some((restored, measured));
+                    high = count - 1;
+                } else if found.is_none() {
                     break;
+                } else {
+                    low = count + 1;
                 }
+                count = low.midpoint(high);
             }
+        }
+        if let Some((restored, measured)) = found {
+            found = Some(match self.fewer_kinds(restored, measured, &in_time, &mut stopped_early)? {
+                (restored, measured) if restored.len() == 1 => {
+                    self.fewer_layers(restored[0].0, measured, &in_time, &mut stopped_early)?
+                }
+                several => several,
+            });
         }
         let suggestion = found.map(|(restored, measured)| {
             let tensors: Vec<String> = restored.iter().map(|(kind, layers)| kind.pattern(layers.as_ref())).collect();
@@ -192,6 +215,34 @@ impl Search<'_> {
         });
         let seconds = start.elapsed().as_secs_f64();
         Ok(Hints { as_baked, kinds: reports.collect(), suggestion, stopped_early, seconds })
+    }
+
+    /// What still passes when kinds that turn out not to be needed are left quantized, the largest first.
+    fn fewer_kinds<'k>(
+        &self,
+        restored: Restored<'k>,
+        measured: Measured,
+        in_time: &dyn Fn() -> bool,
+        stopped_early: &mut bool,
+    ) -> Result<(Restored<'k>, Measured)> {
+        let mut best = (restored, measured);
+        let mut candidates: Vec<&Kind> = best.0.iter().map(|(kind, _)| *kind).collect();
+        candidates.sort_by_key(|kind| std::cmp::Reverse(kind.size()));
+        for candidate in candidates {
+            if best.0.len() == 1 {
+                break;
+            }
+            if !in_time() {
+                *stopped_early = true;
+                break;
+            }
+            let fewer: Restored<'k> = best.0.iter().filter(|(kind, _)| *kind != candidate).cloned().collect();
+            let (measured, _) = self.measure(&fewer)?;
+            if measured.passed {
+                best = (fewer, measured);
+            }
+        }
+        Ok(best)
     }
 
     /// The fewest blocks in which a kind, restored in all of them, still passes: those that help most alone.
@@ -349,6 +400,11 @@ impl Hints {
             return "no weight of this chain is quantized: what fails is not a matter of rounding weights".to_owned();
         }
         match &self.suggestion {
+            Some(suggestion) if suggestion.share > MUCH => format!(
+                "these prompts pass only with {:.1} % of the weights in float16{time}: finer scales may do more, for \
+                 instance `weights.granularity = \"per_block\"`; still, this would pass:",
+                100.0 * suggestion.share
+            ),
             Some(suggestion) => format!(
                 "with {:.1} % of the weights in float16 these prompts would pass{time}; judge on others too, with \
                  `--prompts`, before relying on it:",

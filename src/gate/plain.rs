@@ -172,3 +172,40 @@ fn frequencies(config: &ModelConfig) -> Vec<f64> {
             .collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(rope_scaling: RopeScaling) -> ModelConfig {
+        ModelConfig {
+            architecture: Architecture::Llama,
+            layers: 1,
+            hidden: 8,
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 8,
+            intermediate: 8,
+            vocab: 8,
+            rms_norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            rope_scaling,
+            max_positions: 64,
+            tied_embeddings: true,
+        }
+    }
+
+    #[test]
+    fn frequencies_are_divided_one_by_one_or_all_alike() {
+        let near = |got: Vec<f64>, want: [f64; 4]| {
+            assert!(
+                got.iter().zip(want).all(|(got, want)| (got / want - 1.0).abs() < 1e-12),
+                "{got:?} is not {want:?}"
+            );
+        };
+        near(frequencies(&config(RopeScaling::None)), [1.0, 0.1, 0.01, 0.001]);
+        near(frequencies(&config(RopeScaling::Linear { factor: 4.0 })), [0.25, 0.025, 0.0025, 0.00025]);
+        let divisors = vec![1.0, 2.0, 4.0, 8.0];
+        near(frequencies(&config(RopeScaling::Divisors { divisors })), [1.0, 0.05, 0.0025, 0.000125]);
+    }
+}

@@ -6,6 +6,7 @@ use anebake::gate::hints::Hints;
 use anebake::gate::{About, Baseline, Prompt, Report, blocks::BlockReport, perplexity::PerplexityReport};
 use serde::Deserialize;
 
+use super::faults::tokenizer;
 use crate::support::{Bench, TinyModel, stderr, stdout};
 
 #[derive(Deserialize)]
@@ -153,4 +154,33 @@ fn mistakes_are_named() {
     assert!(stderr(&output).contains("the model `model` that the manifest names is not here"), "{}", stderr(&output));
     let output = bench.run(&["gate", "out", "--model", "elsewhere", "--prompts", "prompts.json", "-q"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+#[test]
+fn texts_go_through_the_tokenizer_of_the_output_and_one_with_truncated_merges_is_caught() {
+    let bench = Bench::new(&TinyModel::new("qwen3", 65));
+    std::fs::write(bench.path("model/tokenizer.json"), tokenizer(17).to_string()).unwrap();
+    // Whether a random model's near answers survive rounding is not what this test is about.
+    let lenient =
+        ["--recipe", "fp16-v1", "--set", "gate.min_top1=0", "--set", "gate.prompts=['the band was on that.']"];
+    bench.convert(&lenient);
+    std::fs::write(bench.path("text.txt"), "there she was. ".repeat(30)).unwrap();
+    let run = || bench.run(&["gate", "out", "--perplexity", "text.txt", "--json"]);
+    let output = run();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let report = document(&output);
+    assert_eq!(report.gate.thresholds.min_top1, 0.0);
+    let [prompt] = &report.gate.prompts[..] else { panic!("{:?}", report.gate.prompts) };
+    assert_eq!(prompt.prompt, Prompt::Text("the band was on that.".to_owned()));
+    assert!(prompt.text.is_some() && prompt.tokens.len() < 21, "{prompt:?}");
+    let perplexity = report.perplexity.unwrap();
+    assert!(perplexity.tokens > 128 && perplexity.chain.unwrap() > 1.0, "{perplexity:?}");
+
+    std::fs::remove_file(bench.path("out/tokenizer.json")).unwrap();
+    std::fs::write(bench.path("out/tokenizer.json"), tokenizer(8).to_string()).unwrap();
+    let output = run();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let failures = document(&output).gate.failures;
+    assert_eq!(failures.len(), 1, "{failures:?}");
+    assert!(failures[0].starts_with("prompt `the band was on that.`: the chain's tokenizer makes other tokens of it"));
 }

@@ -254,8 +254,8 @@ fn a_cache_that_is_written_at_the_wrong_position_is_caught() {
     baked.fails("a cache written one place further on");
 }
 
-/// A tokenizer of 90 tokens: bytes that stand for themselves, and merges of letters.
-fn tokenizer(merges: usize) -> Value {
+/// A `tokenizer.json` that knows small letters, space and full stop, with the first so many of its 17 merges.
+pub(super) fn tokenizer(merges: usize) -> Value {
     let pairs = [
         "t h", "th e", "a n", "i n", "o n", "e r", "o f", "i s", "an d", "th at", "a t", "w a", "wa s", "in g", "o r",
         "s h", "sh e",

@@ -129,6 +129,14 @@ fn the_output_matrix_is_restored_by_its_parts_and_time_that_runs_out_is_told() {
     baked.fails("int4");
     let hints = search(&baked, Duration::from_secs(600));
     assert_eq!(hints.suggestion.unwrap().tensors, ["lm_head"]);
+    // A second kind, and neither alone is enough.
+    let both = "override=[{ tensors = 'lm_head|layers\\..*(down|o)_proj', dtype = \"int4\" }]";
+    baked.bench.convert(&["--recipe", "fp16-v1", "--set", both]);
+    let hints = search(&baked, Duration::from_secs(600));
+    assert_eq!(hints.kinds.len(), 3);
+    assert!(hints.kinds.iter().all(|kind| !kind.restored.passed), "{hints:?}");
+    let suggestion = hints.suggestion.unwrap();
+    assert!(suggestion.measured.passed && suggestion.tensors.len() > 1, "{suggestion:?}");
     let hints = search(&baked, Duration::ZERO);
     assert!(hints.stopped_early && hints.suggestion.is_none());
     assert_eq!(hints.conclusion(), "no override was found; time ran out before everything was tried");
