@@ -90,6 +90,12 @@ impl<'a> Call<'a> {
         sizes.iter().map(size).collect::<Option<_>>().with_context(|| format!("parameter `{name}` is {sizes:?}"))
     }
 
+    /// The integer of a parameter that must be a size: it is not negative.
+    pub(super) fn size(&self, name: &str) -> Result<usize> {
+        let size = self.int(name)?;
+        usize::try_from(size).ok().with_context(|| format!("parameter `{name}` is {size}"))
+    }
+
     /// The integer of a parameter.
     pub(super) fn int(&self, name: &str) -> Result<i64> {
         match self.ints(name)?[..] {

@@ -67,7 +67,7 @@ pub(super) struct Step {
     /// Slots that no later op reads.
     pub frees: Vec<usize>,
     /// Whether a `slice_update` may change its input: it is a state that nothing else reads before it is replaced by
-    /// the result.
+    /// the result. Whether the write of a state may keep the memory that it is given: such a result.
     pub in_place: bool,
 }
 
@@ -140,7 +140,7 @@ impl Declared {
                 round_to_f16(&mut values);
                 float_tensor(values, tensor.dims())
             }
-            Dtype::Int { bits, .. } if bits < 32 && !moves => {
+            Dtype::Int { bits, .. } if bits < 64 && !moves => {
                 let values = ints(&tensor)?.into_iter().map(|value| self.dtype.wrap(value)).collect();
                 int_tensor(values, tensor.dims())
             }
@@ -236,6 +236,8 @@ impl Function {
                 let value = step.parameters.iter().find(|p| ["value", "data"].contains(&&*p.name));
                 let source = value.and_then(|value| value.sources.first()).context("it writes no value")?;
                 let value = declared.conform(slots.value(source)?.tensor()?, arithmetic, true)?;
+                // A later call may change the state in place: no constant, input or other state may be that memory.
+                let value = if step.in_place { value } else { value.copy()? };
                 states.0.insert(declared.name.clone(), value.clone());
                 self.set(step, slots, Value::Tensor(value, declared.dtype));
             }

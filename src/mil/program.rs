@@ -85,7 +85,7 @@ impl Program {
     /// Runs a function.
     ///
     /// # Errors
-    /// There is no such function, an input does not fit, or an op fails: the message names it.
+    /// There is no such function, an input does not fit, or an op fails: the message names it and the package.
     pub fn run(
         &self,
         function: &str,
@@ -96,8 +96,9 @@ impl Program {
         let found = self.functions.get(function).with_context(|| {
             let known: Vec<&str> = self.functions.keys().map(String::as_str).collect();
             format!("there is no function `{function}`, but {}", known.join(", "))
-        })?;
-        found.run(inputs, states, self.arithmetic, headroom)
+        });
+        let package = || format!("package `{}`", self.package.path().display());
+        found.and_then(|found| found.run(inputs, states, self.arithmetic, headroom)).with_context(package)
     }
 
     /// Name, dtype and static shape of each input of a function.
@@ -373,6 +374,7 @@ fn update_in_place(steps: &mut [Step], outputs: &[(String, Source)]) {
             && steps.iter().map(|step| reads(step, old)).sum::<usize>() == 1
             && !read_before
             && !leaves;
+        steps[write].in_place = steps[update].in_place;
     }
 }
 

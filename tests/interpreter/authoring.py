@@ -48,14 +48,17 @@ class Known:
 
     @property
     def dtype(self) -> Any:
+        """Its dtype."""
         return types.fp64 if types.is_float(self._var.dtype) else self._var.dtype
 
     @property
     def rank(self) -> int:
+        """Its rank."""
         return int(np.ndim(self.val))
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Its shape."""
         return tuple(np.shape(self.val))
 
 
@@ -110,9 +113,7 @@ def expected(function: Any, inputs: Mapping[str, Array], rounded: bool) -> dict[
 
 def program(build: Callable[..., Any], inputs: Mapping[str, Array], target: str) -> Any:
     """A program of `build(**inputs)`. Dtypes that an interface cannot have are cast at its edges."""
-    specs = [
-        mb.TensorSpec(value.shape, dtype=INTERFACE.get(value.dtype, types.int32)) for value in inputs.values()
-    ]
+    specs = [mb.TensorSpec(value.shape, dtype=INTERFACE.get(value.dtype, types.int32)) for value in inputs.values()]
 
     def body(*given: Any) -> Any:
         named = {}

@@ -8,7 +8,8 @@ use anebake::mil::{Arithmetic, op_types};
 use super::corpus::Corpus;
 use super::run;
 
-fn corpus() -> &'static Corpus {
+/// The cases, authored once.
+pub fn corpus() -> &'static Corpus {
     static CORPUS: OnceLock<Corpus> = OnceLock::new();
     CORPUS.get_or_init(|| Corpus::author("cases.py"))
 }

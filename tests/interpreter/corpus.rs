@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+use std::sync::OnceLock;
 
 use anebake::mil::Arithmetic;
+use anebake::mlpackage::{Package, spec};
 use anebake::runner::{Array, Model, ReferenceRunner, Runner};
 use serde::Deserialize;
 
@@ -15,6 +17,7 @@ pub struct Corpus {
     folder: tempfile::TempDir,
     pub cases: Vec<Case>,
     values: Vec<u8>,
+    models: OnceLock<Vec<(spec::Model, Vec<u8>)>>,
 }
 
 /// A package with calls.
@@ -74,12 +77,23 @@ impl Corpus {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let cases = serde_json::from_slice(&std::fs::read(folder.path().join("cases.json")).unwrap()).unwrap();
         let values = std::fs::read(folder.path().join("values.bin")).unwrap();
-        Self { folder, cases, values }
+        Self { folder, cases, values, models: OnceLock::new() }
     }
 
     /// Loads the package of a case.
     pub fn open(&self, case: &Case, arithmetic: Arithmetic) -> anyhow::Result<Box<dyn Model>> {
         ReferenceRunner::new(arithmetic).open(&self.folder.path().join(&case.package))
+    }
+
+    /// Model and `weight.bin` of every package.
+    pub fn models(&self) -> &[(spec::Model, Vec<u8>)] {
+        self.models.get_or_init(|| {
+            let read = |case: &Case| {
+                let package = Package::open(&self.folder.path().join(&case.package)).unwrap();
+                (package.model().clone(), package.weights().to_vec())
+            };
+            self.cases.iter().map(read).collect()
+        })
     }
 
     /// A stored array.

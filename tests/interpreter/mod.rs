@@ -1,8 +1,13 @@
 //! The interpreter of ML Programs: every op against coremltools' `value_inference` or numpy, whole programs of other
 //! tools, the blocks that are baked, and packages that are malformed.
 
+mod blocks;
 mod cases;
 mod corpus;
+mod fuzz;
+mod graph;
+mod malformed;
+mod programs;
 
 use std::collections::BTreeMap;
 

@@ -112,6 +112,7 @@ fn unpacked(call: &Call<'_>, name: &str, bits: u32, count: usize) -> Result<Vec<
         bits => bail!("indices of {bits} bits"),
     };
     let bytes: Vec<u8> = ints(&call.tensor(name)?)?.into_iter().map(|byte| byte as u8).collect();
+    ensure!(dtype.bytes(count as u64) == Some(bytes.len() as u64), "{} bytes for {count} elements", bytes.len());
     let mut values = vec![0.0; count];
     decode(dtype, &bytes, 0, &mut values)?;
     Ok(values)
