@@ -22,11 +22,13 @@
 //! | [`commands`] | one file for each subcommand; no algorithms |
 //! | [`ui`] | the only printer |
 //! | [`cli`] | what the command line can say |
+//! | [`gate`] | whether a chain says what its model says |
 //! | [`bake`] | plan, template, stamp, pipeline, output |
 //! | [`runner`] | running packages, and the chain of them |
 //! | [`mil`] | what a package's program means: the interpreter |
 //! | [`recipe`] | TOML to a checked, resolved recipe |
 //! | [`checkpoint`] | where weights come from: safetensors, GGUF, the hub |
+//! | [`tokenizer`] | text to tokens and back; GGUF vocabularies |
 //! | [`arch`] | a model's description to the shape of its blocks |
 //! | [`coremltools`] | the only user of Python |
 //! | [`quant`] | weights in, bytes out |
@@ -44,9 +46,11 @@ pub mod cli;
 pub mod commands;
 pub mod coremltools;
 pub mod error;
+pub mod gate;
 pub mod mil;
 pub mod mlpackage;
 pub mod quant;
 pub mod recipe;
 pub mod runner;
+pub mod tokenizer;
 pub mod ui;

@@ -14,7 +14,8 @@ use anyhow::Result;
 use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::Serialize;
 
-use crate::bake::pipeline::{BlockState, Progress};
+use crate::bake::part::Part;
+use crate::bake::pipeline::{PartState, Progress};
 use crate::checkpoint::hub;
 use crate::cli::Global;
 use crate::coremltools;
@@ -53,6 +54,11 @@ impl Ui {
         })
     }
 
+    /// Whether nothing but data, warnings and errors is wanted.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
     /// Whether `--json` was given.
     pub fn is_json(&self) -> bool {
         self.json
@@ -80,27 +86,29 @@ impl Ui {
         self.data(serde_json::to_string_pretty(value)?)
     }
 
+    /// A part of a text on stdout, as it is; tells whether there still is a reader.
+    ///
+    /// # Errors
+    /// As [`Ui::data`].
+    pub fn stream(&self, text: &str) -> Result<bool> {
+        let mut stdout = self.stdout.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match self.bars.suspend(|| stdout.write_all(text.as_bytes())) {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+            written => written.or_fault(|| Fault::input("cannot write to stdout")).map(|()| true),
+        }
+    }
+
     /// A table on stdout: columns as wide as their widest cell; those in `right` are aligned right.
     ///
     /// # Errors
     /// As [`Ui::data`].
     pub fn table(&self, header: &[&str], rows: &[Vec<String>], right: &[usize]) -> Result<()> {
-        let head: Vec<String> = header.iter().map(ToString::to_string).collect();
-        let width = |column: usize| {
-            std::iter::once(&head).chain(rows).filter_map(|row| row.get(column)).map(|c| c.chars().count()).max()
-        };
-        for row in std::iter::once(&head).chain(rows) {
-            let cells: Vec<String> = row
-                .iter()
-                .enumerate()
-                .map(|(column, cell)| {
-                    let width = width(column).unwrap_or_default();
-                    if right.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
-                })
-                .collect();
-            self.data(cells.join("  ").trim_end())?;
-        }
-        Ok(())
+        table(header, rows, right).into_iter().try_for_each(|line| self.data(line))
+    }
+
+    /// A table that was asked for beside the data: as [`Ui::table`], on stderr, also with `-q`.
+    pub fn aside(&self, header: &[&str], rows: &[Vec<String>], right: &[usize]) {
+        table(header, rows, right).into_iter().for_each(|line| self.message(line));
     }
 
     /// A message about what goes on; silent with `-q`.
@@ -144,16 +152,31 @@ impl Ui {
         ExitCode::from(Status::Usage as u8)
     }
 
-    /// Progress of a bake of `total` blocks.
+    /// Progress of a bake of `total` parts.
     pub fn bake_progress(&self, total: usize) -> BakeProgress<'_> {
         let bar = self.bars.add(ProgressBar::new(total as u64));
-        bar.set_style(style("{msg:20} [{bar:30}] {pos}/{len} blocks, {left}"));
+        bar.set_style(style("{msg:20} [{bar:30}] {pos}/{len} parts, {left}"));
         bar.set_message("baking");
         if self.terminal {
             bar.enable_steady_tick(Duration::from_millis(100));
         }
         BakeProgress { ui: self, bar, total, lines: Mutex::new(Vec::new()) }
     }
+}
+
+/// Lines of a table; without a header where that is empty.
+fn table(header: &[&str], rows: &[Vec<String>], right: &[usize]) -> Vec<String> {
+    let head: Vec<String> = header.iter().map(ToString::to_string).collect();
+    let all = || (!head.is_empty()).then_some(&head).into_iter().chain(rows);
+    let width = |column: usize| all().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().enumerate().map(|(column, cell)| {
+            let width = width(column).unwrap_or_default();
+            if right.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    all().map(line).collect()
 }
 
 /// `{left}` is the time left, or the time that went by while nothing tells how long it will take.
@@ -197,41 +220,41 @@ pub struct BakeProgress<'a> {
     ui: &'a Ui,
     bar: ProgressBar,
     total: usize,
-    lines: Mutex<Vec<(usize, ProgressBar)>>,
+    lines: Mutex<Vec<(Part, ProgressBar)>>,
 }
 
 impl BakeProgress<'_> {
-    fn line(&self, index: usize, text: Option<&str>) {
+    fn line(&self, part: Part, text: Option<&str>) {
         if !self.ui.terminal {
             return;
         }
         let mut lines = self.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let known = lines.iter().position(|(block, _)| *block == index);
+        let known = lines.iter().position(|(known, _)| *known == part);
         match (known, text) {
             (Some(at), Some(text)) => lines[at].1.set_message(text.to_owned()),
             (Some(at), None) => lines.remove(at).1.finish_and_clear(),
             (None, Some(text)) => {
                 let line = ProgressBar::new_spinner()
                     .with_style(style("  {prefix} {msg}"))
-                    .with_prefix(format!("block-{index:02}"))
+                    .with_prefix(part.name())
                     .with_message(text.to_owned());
-                let at = lines.partition_point(|(block, _)| *block < index);
+                let at = lines.partition_point(|(known, _)| *known < part);
                 let below = lines.get(at).map_or(&self.bar, |(_, line)| line);
                 let line = self.ui.bars.insert_before(below, line);
                 line.tick();
-                lines.insert(at, (index, line));
+                lines.insert(at, (part, line));
             }
             (None, None) => {}
         }
     }
 
-    fn done(&self, index: usize, what: &str) {
-        self.line(index, None);
+    fn done(&self, part: Part, what: &str) {
+        self.line(part, None);
         let _in_order = self.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.bar.inc(1);
         if !self.ui.terminal {
             let position = self.bar.position();
-            self.ui.note(format!("block-{index:02}  {what}  ({position}/{})", self.total));
+            self.ui.note(format!("{:<9} {what}  ({position}/{})", part.name(), self.total));
         }
     }
 }
@@ -246,14 +269,14 @@ impl Drop for BakeProgress<'_> {
 }
 
 impl Progress for BakeProgress<'_> {
-    fn block(&self, index: usize, state: BlockState) {
+    fn part(&self, part: Part, state: PartState) {
         match state {
-            BlockState::Hashing => self.line(index, Some("reading")),
-            BlockState::Waiting => self.line(index, None),
-            BlockState::Baking => self.line(index, Some("baking")),
-            BlockState::Cached => self.done(index, "cached"),
-            BlockState::Baked { bytes: size, seconds } => {
-                self.done(index, &format!("baked   {}  {seconds:.2} s", bytes(size)));
+            PartState::Hashing => self.line(part, Some("reading")),
+            PartState::Waiting => self.line(part, None),
+            PartState::Baking => self.line(part, Some("baking")),
+            PartState::Cached => self.done(part, "cached"),
+            PartState::Baked { bytes: size, seconds } => {
+                self.done(part, &format!("baked   {}  {seconds:.2} s", bytes(size)));
             }
         }
     }
@@ -345,7 +368,7 @@ impl Drop for ByteProgress {
 }
 
 /// Says that the process was interrupted.
-pub(crate) fn interrupted() {
-    let text = "\nanebake: interrupted; finished blocks are in the cache, the same command resumes\n";
-    drop(std::io::stderr().write_all(text.as_bytes()));
+pub(crate) fn interrupted(bakes_nothing: bool) {
+    let what = if bakes_nothing { "" } else { "; finished blocks are in the cache, the same command resumes" };
+    drop(std::io::stderr().write_all(format!("\nanebake: interrupted{what}\n").as_bytes()));
 }

@@ -1,8 +1,7 @@
-"""What the program calls to get packages: a template without coremltools' passes, a block by coremltools' own road."""
+"""What the program calls to get packages: a template without coremltools' passes, a part by coremltools' own road."""
 
 import contextlib
 import gc
-import hashlib
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,39 +15,30 @@ import numpy.typing as npt
 from coremltools.converters.mil.mil import Program
 from coremltools.proto import Model_pb2
 
-from anebake import archs, graph, package
-from anebake.kv import VARIANTS
+from anebake import graph, package
 from anebake.layers import Weight
 from anebake.request import Refused, Request, Scheme, const_name
-from anebake.weights import check_stampable, probe, quantize
+from anebake.weights import check_stampable, probe, quantize, rows_of
 
 PACKAGE = "package.mlpackage"
 """What both roads call the package in their folder; coremltools opens no other extension."""
 
 
 def template(request_json: str, folder: Path) -> str:
-    """Authors and converts one block filled with probe values.
+    """Authors and converts one part filled with probe values.
 
-    Writes `package.mlpackage`, normalised, and `probe/<role>.bin`: the unquantized values, little-endian, float16 for
-    float16 compute, else float32, row-major in checkpoint shape. Returns JSON: `tensors` (role, const, scheme or
-    null), `statics` (consts of weight.bin that are no weights), `probe_sha256` over role, NUL and values of each tensor
-    in order. `Refused` where a tensor or its scales would not lie in weight.bin.
+    Writes `package.mlpackage`, normalised, and `probe/*.bin`: the unquantized values, little-endian, float16 for
+    float16 compute, else float32, row-major in checkpoint shape. Returns JSON: `tensors` (role, const, scheme or null,
+    and `probe`: the file and the offset in it at which the values begin) and `statics` (consts of weight.bin that are
+    no weights). `Refused` where a tensor or its scales would not lie in weight.bin.
     """
     request = Request.from_json(request_json)
-    shapes = archs.find(request.architecture).tensors(request)
+    part = graph.part(request)
+    shapes, windows = part.tensors(), part.windows()
     _check_roles(request, shapes)
     check_stampable(shapes, request.weights)
     (folder / "probe").mkdir(parents=True)
-    digest = hashlib.sha256()
-    weights: dict[str, Weight] = {}
-    for role, shape in shapes.items():
-        values = probe(role, shape, request.compute)
-        values.tofile(folder / "probe" / f"{role}.bin")
-        digest.update(role.encode() + b"\0")
-        digest.update(values.data)
-        scheme = request.weights.get(role)
-        weights[role] = values if scheme is None else quantize(values, scheme, role)
-        del values
+    weights, places = _probes(request, shapes, windows, folder / "probe")
     program, shared = graph.program(request, weights)
     del weights
     with _temporary_files_in(folder):
@@ -61,24 +51,53 @@ def template(request_json: str, folder: Path) -> str:
     return json.dumps(
         {
             "tensors": [
-                {"role": role, "const": const_name(role), "scheme": _scheme(request.weights.get(role))}
+                {
+                    "role": role,
+                    "const": const_name(role),
+                    "scheme": _scheme(request.weights.get(role)),
+                    "probe": places[role],
+                }
                 for role in shapes
             ],
             "statics": sorted(name for name in shared if name.removesuffix("_quantized") not in stored),
-            "probe_sha256": digest.hexdigest(),
         }
     )
 
 
-def convert_block(request_json: str, tensors: Mapping[str, npt.NDArray[Any]], folder: Path) -> None:
-    """Bakes one block as a user of coremltools does: each function converted from float weights with the default
+def _probes(
+    request: Request, shapes: Mapping[str, tuple[int, ...]], windows: Mapping[str, tuple[str, int]], folder: Path
+) -> tuple[Mapping[str, Weight], Mapping[str, Mapping[str, Any]]]:
+    """Probe values of every tensor, quantized where the request says so, and where in `folder` they are written."""
+    members: dict[str, dict[str, int]] = {}
+    for role in shapes:
+        name, first = windows.get(role, (role, 0))
+        members.setdefault(name, {})[role] = first
+    weights: dict[str, Weight] = {}
+    places: dict[str, Mapping[str, Any]] = {}
+    for name, roles in members.items():
+        (columns,) = {shapes[role][1:] for role in roles}
+        (scheme,) = {request.weights.get(role) for role in roles}
+        rows = max(first + shapes[role][0] for role, first in roles.items())
+        values = probe(name, (rows, *columns), request.compute)
+        values.tofile(folder / f"{name}.bin")
+        stride = values.strides[0]
+        whole = values if scheme is None else quantize(values, scheme, name)
+        del values
+        for role, first in roles.items():
+            weights[role] = rows_of(whole, first, shapes[role][0])
+            places[role] = {"file": f"{name}.bin", "offset": first * stride}
+    return weights, places
+
+
+def convert(request_json: str, tensors: Mapping[str, npt.NDArray[Any]], folder: Path) -> None:
+    """Bakes one part as a user of coremltools does: each function converted from float weights with the default
     passes, quantized by `linear_quantize_weights`, the functions joined by `save_multifunction`.
 
     `tensors` are float32 or float16 by role, in checkpoint shape. Writes `package.mlpackage` into `folder`,
     normalised. `Refused` where coremltools leaves a tensor unquantized that the request wants quantized.
     """
     request = Request.from_json(request_json)
-    shapes = archs.find(request.architecture).tensors(request)
+    shapes = graph.part(request).tensors()
     _check_roles(request, shapes)
     weights: dict[str, Weight] = {}
     for role, shape in shapes.items():
@@ -87,13 +106,12 @@ def convert_block(request_json: str, tensors: Mapping[str, npt.NDArray[Any]], fo
         if tensors[role].shape != shape:
             raise ValueError(f"tensor `{role}` has shape {list(tensors[role].shape)}, not {list(shape)}")
         weights[role] = tensors[role].astype(request.compute)
-    cache = VARIANTS[request.kv](request)
     folder.mkdir(parents=True, exist_ok=True)
     with _temporary_files_in(folder), tempfile.TemporaryDirectory() as temporary:
         joined = ct.utils.MultiFunctionDescriptor()
         for name, tokens in request.functions.items():
             program = Program()
-            program.add_function("main", graph.function(request, weights, cache, tokens)[0])
+            program.add_function("main", graph.function(request, weights, tokens)[0])
             model = _convert(program, request, ct.PassPipeline.DEFAULT, None)
             model = _quantize(model, request)
             path = str(Path(temporary) / f"{name}.mlpackage")
@@ -160,7 +178,7 @@ def _check_quantized(path: Path, request: Request) -> None:
 def _check_roles(request: Request, shapes: Mapping[str, tuple[int, ...]]) -> None:
     for role in request.weights:
         if len(shapes.get(role, ())) != 2:
-            raise ValueError(f"`{role}` is no projection of architecture `{request.architecture}`")
+            raise ValueError(f"`{role}` is no projection of this part")
 
 
 def _scheme(scheme: Scheme | None) -> dict[str, Any] | None:

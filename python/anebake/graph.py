@@ -1,40 +1,82 @@
-"""From a request and tensors to MIL functions: the interface of a block, its edges, and how functions share weights."""
+"""From a request and tensors to MIL functions: what every part of a model has in common at its edges, and how functions
+share weights.
+"""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import coremltools as ct
 import numpy as np
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 
-from anebake import archs
-from anebake.kv import VARIANTS, Cache
-from anebake.layers import Author, Weight, cast, from_channels, to_channels
-from anebake.request import Request
+from anebake.block import Block
+from anebake.head import Head
+from anebake.kv import Interface
+from anebake.layers import Author, Var, Weight, cast, from_channels, to_channels
+from anebake.request import BlockRequest, HeadRequest, Request
 
 
-def function(request: Request, weights: Mapping[str, Weight], cache: Cache, tokens: int) -> tuple[Any, set[str]]:
-    """One function: `hidden_state` float16 [1, tokens, hidden] and what `cache` adds, to `hidden_out` of the same
-    shape. Also the names of the consts and constexprs that functions of one program share.
+class Part(Protocol):
+    """A part of a model: what becomes one package."""
+
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """Role to checkpoint shape, in the order of first use."""
+
+    def windows(self) -> Mapping[str, tuple[str, int]]:
+        """Matrices of which a template holds no values of their own: role to the name of a matrix that they share, and
+        their first row in it. No two of them begin at the same row.
+        """
+
+    def inputs(self, tokens: int) -> Interface:
+        """The inputs of a function of `tokens` tokens, hidden_state excepted."""
+
+    def states(self) -> Interface:
+        """The states, shared by all functions."""
+
+    def author(self, weights: Mapping[str, Weight]) -> Author:
+        """Who authors the body of a function."""
+
+    def body(self, author: Any, x: Var, values: Mapping[str, Var]) -> Mapping[str, Var]:
+        """Authors the body on x (1, hidden, 1, tokens); gives the outputs (1, n, 1, tokens) by name. `author` is what
+        `author` made, `values` are the function's inputs and states by name.
+        """
+
+
+def part(request: Request) -> Part:
+    """The part that is asked for."""
+    if isinstance(request, BlockRequest):
+        return Block(request)
+    if isinstance(request, HeadRequest):
+        return Head(request)
+    raise TypeError(f"a {type(request).__name__} is for no part")
+
+
+def function(request: Request, weights: Mapping[str, Weight], tokens: int) -> tuple[Any, set[str]]:
+    """One function: `hidden_state` float16 [1, tokens, hidden] and what the part adds, to its outputs, float16
+    [1, tokens, n]. Also the names of the consts and constexprs that functions of one program share.
     """
+    wanted = part(request)
     # Const names carry a count that an earlier, abandoned authoring would have advanced.
     mb.name_count.clear()
-    inputs = {"hidden_state": ((1, tokens, request.hidden), types.fp16), **cache.inputs(tokens)}
+    inputs = {"hidden_state": ((1, tokens, request.hidden), types.fp16), **wanted.inputs(tokens)}
     placeholders = {name: mb.placeholder(shape, dtype=dtype) for name, (shape, dtype) in inputs.items()}
-    for name, (shape, dtype) in cache.states().items():
+    for name, (shape, dtype) in wanted.states().items():
         placeholders[name] = mb.state_tensor_placeholder(shape, dtype=dtype)
-    author = Author(request, weights, cache.head_axis)
+    author = wanted.author(weights)
     with Function(placeholders, opset_version=ct.target[request.target]) as authored:
         values = authored.inputs
         x = to_channels(cast(values["hidden_state"], request.compute, "hidden_compute"))
-        x = archs.find(request.architecture).block(author, x, lambda q, k, v: cache.attend(author, values, q, k, v))
-        if np.dtype(request.compute) == np.float16:
-            x = from_channels(x, "hidden_out")
-        else:
-            x = cast(from_channels(x, "hidden_out_compute"), np.float16, "hidden_out")
-        authored.set_outputs([x])
+        outputs = wanted.body(author, x, values)
+        authored.set_outputs([_leave(y, request, name) for name, y in outputs.items()])
     return authored, author.shared
+
+
+def _leave(x: Var, request: Request, name: str) -> Var:
+    """(1, n, 1, tokens) in the compute dtype to the output `name`, float16 [1, tokens, n]."""
+    if np.dtype(request.compute) == np.float16:
+        return from_channels(x, name)
+    return cast(from_channels(x, name + "_compute"), np.float16, name)
 
 
 def share(authored: Any, names: Iterable[str]) -> None:
@@ -56,9 +98,8 @@ def share(authored: Any, names: Iterable[str]) -> None:
 def program(request: Request, weights: Mapping[str, Weight]) -> tuple[Any, set[str]]:
     """All functions in one program, and the names of their shared consts."""
     whole, shared = Program(), set[str]()
-    cache = VARIANTS[request.kv](request)
     for name, tokens in request.functions.items():
-        authored, names = function(request, weights, cache, tokens)
+        authored, names = function(request, weights, tokens)
         authored.name = name
         whole.add_function(name, authored)
         share(authored, names)

@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import types
 
 from anebake import rope
 from anebake.layers import Author, Var, cast, grouped_attention, rope_halves
-from anebake.request import Request
+from anebake.request import BlockRequest
 
 Interface = Mapping[str, tuple[tuple[int, ...], Any]]
 """Name to (shape, MIL dtype)."""
@@ -42,7 +42,7 @@ class SliceCache:
 
     head_axis = 3
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: BlockRequest) -> None:
         self.request = request
         self.cos, self.sin = rope.tables(request)
 

@@ -1,4 +1,4 @@
-"""What blocks are made of: each helper appends ops to the function being authored.
+"""What blocks and the head are made of: each helper appends ops to the function being authored.
 
 Layout is (1, channels, 1, tokens) unless said otherwise. `Var` is a value of the graph. Every dtype is that of the
 helper's input; every const that carries a weight or a table goes through `weight` or `table`, so that functions of
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
-from anebake.request import Request, const_name
+from anebake.request import BlockRequest, Request, const_name
 
 Var = Any
 """A coremltools `Var`; coremltools carries no types."""
@@ -29,7 +29,7 @@ class Quantized(NamedTuple):
 
 
 Weight = npt.NDArray[Any] | Quantized
-"""A tensor of a block as it is stored: [out, in] or [n], in the compute dtype unless quantized."""
+"""A tensor as it is stored: [out, in] or [n], in the compute dtype unless quantized."""
 
 
 def scalar(value: float, like: Var) -> Any:
@@ -122,14 +122,13 @@ def grouped_attention(q: Var, k: Var, v: Var, mask: Var) -> Var:
 
 
 class Author:
-    """Authors the body of one function: knows the request, the tensors of the block, and on which axis the cache
-    variant wants head_dim. `shared` collects the names of the consts that functions of one program share.
+    """Authors the body of one function: knows the request and the tensors. `shared` collects the names of the consts
+    that functions of one program share.
     """
 
-    def __init__(self, request: Request, weights: Mapping[str, Weight], head_axis: int) -> None:
+    def __init__(self, request: Request, weights: Mapping[str, Weight]) -> None:
         self.request = request
         self.weights = weights
-        self.head_axis = head_axis
         self.shared: set[str] = set()
 
     def table(self, values: npt.NDArray[Any], name: str) -> Var:
@@ -164,6 +163,16 @@ class Author:
         gain = self.weight(role + ".weight", tuple(n if i == axis else 1 for i, n in enumerate(x.shape)))
         name = role.rsplit(".", maxsplit=1)[-1]
         return NORMS[self.request.norm](x, gain, axis, self.request.rms_norm_eps, name)
+
+
+class BlockAuthor(Author):
+    """Authors a block; knows on which axis the cache variant wants head_dim."""
+
+    request: BlockRequest
+
+    def __init__(self, request: BlockRequest, weights: Mapping[str, Weight], head_axis: int) -> None:
+        super().__init__(request, weights)
+        self.head_axis = head_axis
 
     def heads(self, x: Var, count: int, name: str) -> Var:
         """(1, count * d, 1, S) to (1, count, S, d), or (1, count, d, S) where the cache variant wants that."""

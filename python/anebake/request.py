@@ -1,7 +1,7 @@
 """What to bake: the JSON document that the program sends, checked while it is read."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,48 +36,41 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Request:
-    """One block shape and how to bake it. Field names are those of the program's model config.
+    """What every part of a model is baked by. Field names are those of the program's model config.
 
     `functions` maps a function's name to the tokens it takes per call; the first is the default function. `weights`
     names the quantized tensors only.
     """
 
-    architecture: str
     hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Mapping[str, Any]
-    context: int
     functions: Mapping[str, int]
     compute_precision: str
     norm: str
-    kv: str
     target: str
     weights: Mapping[str, Scheme]
 
     def __post_init__(self) -> None:
         if self.compute_precision not in ("float16", "float32"):
             raise ValueError(f"compute_precision `{self.compute_precision}` is neither float16 nor float32")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd")
         if not self.functions:
             raise ValueError("no function is asked for")
         for name, tokens in self.functions.items():
-            if not 1 <= tokens <= self.context:
-                raise ValueError(f"function `{name}` takes {tokens} tokens, but the context holds {self.context}")
+            if tokens < 1:
+                raise ValueError(f"function `{name}` takes {tokens} tokens")
 
-    @classmethod
-    def from_json(cls, text: str) -> "Request":
-        """Reads a request. Unknown or missing fields are TypeErrors, impossible values ValueErrors."""
+    @staticmethod
+    def from_json(text: str) -> "Request":
+        """Reads a request; `part` says which kind. Unknown or missing fields are TypeErrors, impossible values
+        ValueErrors.
+        """
         fields = json.loads(text)
+        part = fields.pop("part", None)
+        kinds: Mapping[str, type[Request]] = {"block": BlockRequest, "head": HeadRequest}
+        if part not in kinds:
+            raise ValueError(f"part `{part}` is none of {', '.join(kinds)}")
         fields["weights"] = {role: Scheme(**scheme) for role, scheme in fields["weights"].items()}
-        return cls(**fields)
+        return kinds[part](**fields)
 
     @property
     def compute(self) -> npt.DTypeLike:
@@ -88,6 +81,43 @@ class Request:
     def default_function(self) -> str:
         """Name of the function that a runner gets when it names none."""
         return next(iter(self.functions))
+
+
+@dataclass(frozen=True)
+class BlockRequest(Request):
+    """A transformer block."""
+
+    architecture: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    rope_theta: float
+    rope_scaling: Mapping[str, Any]
+    context: int
+    kv: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd")
+        for name, tokens in self.functions.items():
+            if tokens > self.context:
+                raise ValueError(f"function `{name}` takes {tokens} tokens, but the context holds {self.context}")
+
+
+@dataclass(frozen=True)
+class HeadRequest(Request):
+    """The final norm and the output matrix, whose rows are split into parts: `outputs` has the size of each."""
+
+    outputs: Sequence[int]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.outputs or min(self.outputs) < 1:
+            raise ValueError(f"outputs are {list(self.outputs)}")
 
 
 def const_name(role: str) -> str:

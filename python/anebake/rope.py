@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anebake.request import Request
+from anebake.request import BlockRequest
 
 
-def frequencies(request: Request) -> npt.NDArray[np.float64]:
+def frequencies(request: BlockRequest) -> npt.NDArray[np.float64]:
     """Angle per position, in radians: float64 [head_dim / 2], `theta^(-2i/head_dim)` after scaling."""
     exponents = np.arange(0, request.head_dim, 2, dtype=np.float64) / request.head_dim
     plain = request.rope_theta**-exponents
@@ -38,7 +38,7 @@ def _llama3(plain: npt.NDArray[np.float64], scaling: dict[str, Any]) -> npt.NDAr
     return (1 - keep) * plain / float(scaling["factor"]) + keep * plain
 
 
-def tables(request: Request) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def tables(request: BlockRequest) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """cos and sin, each [context, head_dim] in the compute dtype; both halves of a row are the same frequencies."""
     half = np.outer(np.arange(request.context), frequencies(request))
     angles = np.concatenate([half, half], axis=-1)

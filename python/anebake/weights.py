@@ -1,4 +1,4 @@
-"""Tensors of a block: probe values for a template, and quantization by coremltools' own code."""
+"""Tensors of a part: probe values for a template, and quantization by coremltools' own code."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from coremltools.converters.mil.mil import types
 from coremltools.optimize import _utils as coremltools_quantizer
 
-from anebake.layers import Quantized
+from anebake.layers import Quantized, Weight
 from anebake.request import Refused, Scheme
 
 CHUNK = 1 << 17
@@ -70,6 +70,12 @@ def quantize(weight: npt.NDArray[Any], scheme: Scheme, role: str) -> Quantized:
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         list(pool.map(one, range(0, rows, step)))
     return Quantized(data, scale)
+
+
+def rows_of(weight: Weight, first: int, count: int) -> Weight:
+    """`count` rows of a tensor whose rows do not share scales; they share its memory."""
+    part = slice(first, first + count)
+    return Quantized(weight.data[part], weight.scale[part]) if isinstance(weight, Quantized) else weight[part]
 
 
 def check_stampable(shapes: Mapping[str, tuple[int, ...]], schemes: Mapping[str, Scheme]) -> None:

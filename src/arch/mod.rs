@@ -1,7 +1,7 @@
 //! From a model's own description to the shape of its blocks: one file per `model_type`.
 //!
-//! Owns [`ModelConfig`] (read from a Hugging Face `config.json` or from GGUF metadata) and the list of tensors that
-//! a block is made of. Knows nothing of files: `checkpoint` hands it parsed metadata and looks tensors up.
+//! Owns [`ModelConfig`] (read from a Hugging Face `config.json` or from GGUF metadata) and the lists of tensors that
+//! blocks, head and embedding are made of. Knows nothing of files: `checkpoint` hands it parsed metadata and looks tensors up.
 //!
 //! A description that asks for maths which the blocks do not do (another activation, a sliding window, a RoPE
 //! variant) is refused here, by the key that asks for it.
@@ -14,6 +14,7 @@ mod qwen3;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -28,6 +29,11 @@ pub use gguf::{GgufTensors, GgufValue};
 const MAX_SIZE: usize = 1_000_000;
 /// The same for positions, which long-context models count in millions.
 const MAX_POSITIONS: usize = 1_000_000_000;
+
+/// Hugging Face name of the embedding table.
+pub const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Hugging Face name of the final norm's gain.
+pub const FINAL_NORM: &str = "model.norm.weight";
 
 /// A supported architecture; the spelling is the `model_type` of Hugging Face's `config.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,12 +169,33 @@ impl ModelConfig {
     }
 
     /// The tensors of one block, the same for every block, in the order in which the block uses them.
-    pub fn block_tensors(&self) -> Vec<BlockTensor> {
+    pub fn block_tensors(&self) -> Vec<ModelTensor> {
         match self.architecture {
             Architecture::Qwen3 => qwen3::block_tensors(self),
             Architecture::Llama => llama::block_tensors(self),
             Architecture::Qwen2 => qwen2::block_tensors(self),
         }
+    }
+
+    /// The tensors of the head, whose output matrix is split into parts of so many rows: the final norm's gain, then the
+    /// parts in order.
+    pub fn head_tensors(&self, rows: &[usize]) -> Vec<ModelTensor> {
+        let parts = rows.iter().enumerate();
+        let part = |(number, &rows)| ModelTensor::rows("lm_head", number, TensorKind::Projection, rows, self.hidden);
+        std::iter::once(ModelTensor::gain("norm.weight", "norm_weight", self.hidden)).chain(parts.map(part)).collect()
+    }
+
+    /// The embedding table in parts of so many rows.
+    pub fn embedding_tensors(&self, rows: &[usize]) -> Vec<ModelTensor> {
+        let parts = rows.iter().enumerate();
+        let part =
+            |(number, &rows)| ModelTensor::rows("embed_tokens", number, TensorKind::Embedding, rows, self.hidden);
+        parts.map(part).collect()
+    }
+
+    /// Hugging Face name of the output matrix.
+    pub fn output_matrix(&self) -> &'static str {
+        if self.tied_embeddings { EMBEDDING } else { "lm_head.weight" }
     }
 
     fn validated(self) -> Result<Self> {
@@ -250,7 +277,7 @@ impl RopeScaling {
     }
 }
 
-/// What a block tensor is for; decides whether it is quantized.
+/// What a tensor is for; decides whether it is quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TensorKind {
@@ -260,31 +287,40 @@ pub enum TensorKind {
     Gain,
     /// Bias `[out]`.
     Bias,
+    /// Rows of the embedding table, `[rows, hidden]`.
+    Embedding,
 }
 
-/// One tensor of a block.
+/// One tensor of a block, of the head, or of the embedding.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlockTensor {
-    /// Name below `model.layers.N.`, for instance `self_attn.q_proj.weight`: the role, the same in every block.
-    pub role: &'static str,
+pub struct ModelTensor {
+    /// The role: in a block the name below `model.layers.N.`, for instance `self_attn.q_proj.weight`, the same in every
+    /// block; elsewhere the name below `model.`, rows of a matrix numbered: `lm_head_0.weight`.
+    pub role: Cow<'static, str>,
     /// Name of the const in the graph, for instance `q_proj_weight`.
-    pub const_name: &'static str,
+    pub const_name: Cow<'static, str>,
     /// What it is for.
     pub kind: TensorKind,
     /// Shape in the checkpoint: `[out, in]` or `[n]`.
     pub shape: Vec<usize>,
 }
 
-impl BlockTensor {
+impl ModelTensor {
     fn projection(role: &'static str, const_name: &'static str, out: usize, input: usize) -> Self {
-        Self { role, const_name, kind: TensorKind::Projection, shape: vec![out, input] }
+        Self { role: role.into(), const_name: const_name.into(), kind: TensorKind::Projection, shape: vec![out, input] }
     }
 
     fn gain(role: &'static str, const_name: &'static str, size: usize) -> Self {
-        Self { role, const_name, kind: TensorKind::Gain, shape: vec![size] }
+        Self { role: role.into(), const_name: const_name.into(), kind: TensorKind::Gain, shape: vec![size] }
     }
 
     fn bias(role: &'static str, const_name: &'static str, size: usize) -> Self {
-        Self { role, const_name, kind: TensorKind::Bias, shape: vec![size] }
+        Self { role: role.into(), const_name: const_name.into(), kind: TensorKind::Bias, shape: vec![size] }
+    }
+
+    /// Rows of a matrix, the part with this number.
+    fn rows(matrix: &str, number: usize, kind: TensorKind, rows: usize, columns: usize) -> Self {
+        let (role, const_name) = (format!("{matrix}_{number}.weight"), format!("{matrix}_{number}_weight"));
+        Self { role: role.into(), const_name: const_name.into(), kind, shape: vec![rows, columns] }
     }
 }

@@ -177,7 +177,7 @@ fn blocks_have_the_tensors_and_shapes_of_their_architecture() {
             let parts: Vec<_> = tensor.role.split('.').collect();
             assert_eq!(tensor.const_name, parts[parts.len() - 2..].join("_"));
         }
-        tensors.into_iter().map(|tensor| (tensor.role.to_owned(), tensor.kind, tensor.shape)).collect()
+        tensors.into_iter().map(|tensor| (tensor.role.into_owned(), tensor.kind, tensor.shape)).collect()
     };
     let tensor = |role: &str, kind, shape: &[usize]| (role.to_owned(), kind, shape.to_vec());
     use TensorKind::{Bias, Gain, Projection};

@@ -1,4 +1,4 @@
-//! Where every tensor of a block lies in `weight.bin`: learned from a template package, used to stamp others.
+//! Where every tensor of a part lies in `weight.bin`: learned from a template package, used to stamp others.
 
 use std::collections::BTreeMap;
 
@@ -12,24 +12,24 @@ use crate::mlpackage::inventory::BlobUse;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
-    /// The same bytes in every block, at this offset of the template's static bytes.
+    /// The same bytes in every package of the template, at this offset of the template's static bytes.
     Static {
         /// Offset in the static bytes.
         offset: u64,
     },
     /// An unquantized tensor.
     Value {
-        /// Name below `model.layers.N.`.
+        /// Its role, as `arch` names it.
         role: String,
     },
     /// The packed integers of a quantized tensor.
     Data {
-        /// Name below `model.layers.N.`.
+        /// Its role, as `arch` names it.
         role: String,
     },
     /// The scales of the quantized tensor whose data came before.
     Scale {
-        /// Name below `model.layers.N.`.
+        /// Its role, as `arch` names it.
         role: String,
     },
 }
@@ -71,7 +71,7 @@ pub struct Layout {
 /// A tensor that the template was made with.
 #[derive(Clone, Copy, Debug)]
 pub struct TemplateTensor<'a> {
-    /// Name below `model.layers.N.`.
+    /// Its role, as `arch` names it.
     pub role: &'a str,
     /// Name of the const in the program.
     pub const_name: &'a str,
@@ -164,5 +164,5 @@ fn classify(used: &BlobUse, tensors: &[TemplateTensor<'_>], statics: &[String]) 
     if used.op == "const" && statics.contains(&used.output) {
         return Ok(Content::Static { offset: 0 });
     }
-    bail!("`{}` of op `{}` (`{}`) belongs to no tensor of the block", used.slot, used.output, used.op)
+    bail!("`{}` of op `{}` (`{}`) belongs to no tensor of the part", used.slot, used.output, used.op)
 }

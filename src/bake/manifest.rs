@@ -1,6 +1,6 @@
 //! `manifest.json`: what an output folder holds, where it came from and how it was made.
 //!
-//! Everything but `timings` is decided by the inputs; no absolute path, host or date is in it.
+//! Everything but `timings` and the gate's result is decided by the inputs; no absolute path, host or date is in it.
 
 use std::path::Path;
 
@@ -8,9 +8,10 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::part::{Part, PlannedTensor};
 use super::pipeline::Outcome;
-use super::plan::{Plan, PlannedTensor};
-use crate::cache::Digest;
+use super::plan::Plan;
+use crate::cache::{BlobRef, Digest};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Fault, OrFault};
 use crate::quant::{Granularity, GuardedGroup};
@@ -38,8 +39,17 @@ pub struct BakeManifest {
     pub recipe: Value,
     /// Versions of the tools that took part.
     pub tools: Value,
-    /// The packages, in block order.
-    pub blocks: Vec<BlockRecord>,
+    /// The blocks' packages, in order.
+    pub blocks: Vec<PackageRecord>,
+    /// The head's package; absent where it was left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<PackageRecord>,
+    /// What is no package, by path: embedding, tokenizer, `chain.json`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<FileRecord>,
+    /// What the gate said of these very packages; absent until it has run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate: Option<Value>,
     /// How long it took; differs from run to run.
     pub timings: Timings,
 }
@@ -69,9 +79,10 @@ pub struct SourceFileRecord {
 /// One package.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct BlockRecord {
-    /// Number of the block in the model.
-    pub index: usize,
+pub struct PackageRecord {
+    /// Number of the block in the model; absent for the head.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<usize>,
     /// Folder in the output.
     pub path: String,
     /// Hash of the package.
@@ -86,11 +97,11 @@ pub struct BlockRecord {
     pub tensors: Vec<TensorRecord>,
 }
 
-/// A file of a package.
+/// A file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileRecord {
-    /// Path inside the package.
+    /// Path inside the package, or in the output.
     pub path: String,
     /// Size in bytes.
     pub size: u64,
@@ -104,8 +115,11 @@ pub struct FileRecord {
 pub struct TensorRecord {
     /// Name in the checkpoint.
     pub name: String,
-    /// Shape in the checkpoint.
+    /// Shape in the checkpoint, of its rows alone where it is split.
     pub shape: Vec<usize>,
+    /// The first of its rows in the checkpoint, where it is split.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_row: Option<usize>,
     /// Dtype in the checkpoint.
     pub stored_as: String,
     /// SHA-256 of its bytes in the checkpoint.
@@ -132,16 +146,16 @@ pub struct TensorRecord {
 pub struct Timings {
     /// The whole bake.
     pub seconds: f64,
-    /// Each block: stamping or converting; 0 where it was cached.
-    pub blocks: Vec<BlockTiming>,
+    /// Each part: stamping or converting; 0 where it was cached.
+    pub parts: Vec<PartTiming>,
 }
 
-/// Seconds of one block.
+/// Seconds of one part.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct BlockTiming {
-    /// Number of the block.
-    pub index: usize,
+pub struct PartTiming {
+    /// `block-00`, `head`, `embedding`.
+    pub part: String,
     /// Whether it was in the cache.
     pub cached: bool,
     /// Seconds.
@@ -149,7 +163,7 @@ pub struct BlockTiming {
 }
 
 impl BakeManifest {
-    /// The manifest of a bake.
+    /// The manifest of a bake: of its parts, and of the files beside them.
     ///
     /// # Errors
     /// A part cannot be written as JSON.
@@ -159,35 +173,29 @@ impl BakeManifest {
         checkpoint: &Checkpoint,
         source: &str,
         outcomes: &[Outcome],
+        ends: &[(String, BlobRef)],
         seconds: f64,
     ) -> Result<Self> {
         let files = checkpoint.files().iter().map(|file| SourceFileRecord {
             name: file.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             size: file.size,
         });
-        let mut blocks = Vec::with_capacity(outcomes.len());
+        let (mut blocks, mut head, mut flat) = (Vec::with_capacity(outcomes.len()), None, Vec::new());
         for outcome in outcomes {
-            let planned = plan.blocks.iter().find(|block| block.index == outcome.index);
-            let planned = planned.with_context(|| format!("block {} was not planned", outcome.index))?;
-            let compute = plan.compute.as_str();
-            let tensors = planned.tensors.iter().zip(&outcome.digests);
-            blocks.push(BlockRecord {
-                index: outcome.index,
-                path: planned.package_name(),
-                sha256: outcome.block.package,
-                size: outcome.block.size(),
-                key: outcome.key.to_string(),
-                files: outcome
-                    .block
-                    .files
-                    .iter()
-                    .map(|file| FileRecord { path: file.path.clone(), size: file.blob.size, sha256: file.blob.sha256 })
-                    .collect(),
-                tensors: tensors.map(|(tensor, digest)| tensor_record(tensor, *digest, compute, outcome)).collect(),
-            });
+            match outcome.part {
+                Part::Block(_) => blocks.push(package_record(plan, outcome)?),
+                Part::Head => head = Some(package_record(plan, outcome)?),
+                Part::Embedding => flat.extend(file_records(outcome)),
+            }
         }
-        let timing = |outcome: &Outcome| BlockTiming {
-            index: outcome.index,
+        flat.extend(ends.iter().map(|(path, blob)| FileRecord {
+            path: path.clone(),
+            size: blob.size,
+            sha256: blob.sha256,
+        }));
+        flat.sort_by(|a, b| a.path.cmp(&b.path));
+        let timing = |outcome: &Outcome| PartTiming {
+            part: outcome.part.name(),
             cached: outcome.cached,
             seconds: milliseconds(outcome.seconds),
         };
@@ -203,7 +211,10 @@ impl BakeManifest {
             recipe: recipe.resolved(),
             tools: serde_json::to_value(plan.tools())?,
             blocks,
-            timings: Timings { seconds: milliseconds(seconds), blocks: outcomes.iter().map(timing).collect() },
+            head,
+            files: flat,
+            gate: None,
+            timings: Timings { seconds: milliseconds(seconds), parts: outcomes.iter().map(timing).collect() },
         })
     }
 
@@ -226,20 +237,55 @@ impl BakeManifest {
         })
     }
 
-    /// Whether two manifests describe the same bake: all but blocks and timings.
+    /// The packages: blocks in order, then the head.
+    pub fn packages(&self) -> impl Iterator<Item = &PackageRecord> {
+        self.blocks.iter().chain(&self.head)
+    }
+
+    /// Names in the output of all that is listed.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.packages().map(|record| &*record.path).chain(self.files.iter().map(|file| &*file.path))
+    }
+
+    /// Whether two manifests describe the same bake: all but what is in the output, gate and timings.
     pub fn same_bake(&self, other: &Self) -> bool {
         let head = |m: &Self| (m.schema, m.anebake.clone(), m.engine.clone(), m.model.clone());
         head(self) == head(other) && self.recipe == other.recipe && self.tools == other.tools
     }
 
-    /// Whether two manifests are equal but for timings.
-    pub fn same_content(&self, other: &Self) -> bool {
-        self.same_bake(other) && self.blocks == other.blocks
+    /// Whether two manifests are equal but for gate and timings.
+    pub fn same_content<'a>(&'a self, other: &'a Self) -> bool {
+        let content = |m: &'a Self| (&m.blocks, &m.head, &m.files);
+        self.same_bake(other) && content(self) == content(other)
     }
 }
 
+fn package_record(plan: &Plan, outcome: &Outcome) -> Result<PackageRecord> {
+    let planned = plan.parts.iter().find(|planned| planned.part == outcome.part);
+    let planned = planned.with_context(|| format!("{} was not planned", outcome.part))?;
+    let compute = plan.compute.as_str();
+    let tensors = planned.tensors.iter().zip(&outcome.digests);
+    Ok(PackageRecord {
+        index: match outcome.part {
+            Part::Block(index) => Some(index),
+            Part::Head | Part::Embedding => None,
+        },
+        path: outcome.part.path(),
+        sha256: outcome.baked.package,
+        size: outcome.baked.size(),
+        key: outcome.key.to_string(),
+        files: file_records(outcome).collect(),
+        tensors: tensors.map(|(tensor, digest)| tensor_record(tensor, *digest, compute, outcome)).collect(),
+    })
+}
+
+fn file_records(outcome: &Outcome) -> impl Iterator<Item = FileRecord> {
+    let files = outcome.baked.files.iter();
+    files.map(|file| FileRecord { path: file.path.clone(), size: file.blob.size, sha256: file.blob.sha256 })
+}
+
 fn tensor_record(planned: &PlannedTensor, digest: Digest, compute: &str, outcome: &Outcome) -> TensorRecord {
-    let report = outcome.block.tensors.iter().find(|report| report.role == planned.tensor.role);
+    let report = outcome.baked.tensors.iter().find(|report| report.role == planned.tensor.role);
     let block_size = planned.scheme.and_then(|scheme| match scheme.granularity {
         Granularity::PerBlock { block_size } => Some(block_size),
         _ => None,
@@ -247,6 +293,7 @@ fn tensor_record(planned: &PlannedTensor, digest: Digest, compute: &str, outcome
     TensorRecord {
         name: planned.source.name.clone(),
         shape: planned.tensor.shape.clone(),
+        first_row: planned.rows.as_ref().map(|rows| rows.start),
         stored_as: planned.source.stored.clone(),
         source_sha256: digest,
         dtype: planned.scheme.map_or(compute, |scheme| scheme.dtype.as_str()).to_owned(),

@@ -1,12 +1,13 @@
-//! Runs a plan: digests, look-ups, template, stamping; blocks side by side.
+//! Runs a plan: digests, look-ups, template, stamping; parts side by side.
 //!
-//! Workers digest blocks and look them up; the calling thread makes templates meanwhile, since Python lives there.
-//! A block that must be baked before its template is ready is put aside and stamped when it is. Stamped blocks are made
+//! Workers digest parts and look them up; the calling thread makes templates meanwhile, since Python lives there.
+//! A part that must be baked before its template is ready is put aside and stamped when it is. Stamped parts are made
 //! durable and recorded by threads of their own, since waiting for the disk would leave the cores idle. Every finished
-//! block is in the cache at once, so that an interrupted bake loses only what was in flight.
+//! part is in the cache at once, so that an interrupted bake loses only what was in flight.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,8 +16,9 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::plan::{Engine, Plan, PlannedBlock, digest_memos, known_digests, tensor_digests};
-use super::stamp::{TensorReport, WeightSource, Workspace, stamp};
+use super::part::{Part, PlannedPart, PlannedTensor};
+use super::plan::{Engine, Plan, digest_memos, known_digests, tensor_digests};
+use super::stamp::{TensorReport, WeightSource, Workspace, flat, stamp};
 use super::template::Template;
 use super::witness;
 use crate::cache::{ActionKey, BlobRef, BlobWriter, Cache, Digest, DigestMemo, Lookup};
@@ -24,11 +26,11 @@ use crate::checkpoint::Checkpoint;
 use crate::coremltools::{Environment, Python};
 use crate::error::{Fault, Status};
 use crate::mlpackage::{self, MANIFEST, MODEL, PackageFile, WEIGHTS};
-use crate::quant::{Scheme, Source};
+use crate::quant::{ComputeDtype, Scheme, Source};
 
-/// What happens to a block, for whoever shows progress.
+/// What happens to a part, for whoever shows progress.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum BlockState {
+pub enum PartState {
     /// Its tensors are being digested.
     Hashing,
     /// It waits for its template.
@@ -39,7 +41,7 @@ pub enum BlockState {
     Cached,
     /// It was baked.
     Baked {
-        /// Bytes of the package.
+        /// Bytes of its files.
         bytes: u64,
         /// How long stamping or converting took.
         seconds: f64,
@@ -51,27 +53,27 @@ const COMMITTERS: usize = 2;
 
 /// Told about progress, from several threads.
 pub trait Progress: Sync {
-    /// A block's state changed.
-    fn block(&self, index: usize, state: BlockState);
+    /// A part's state changed.
+    fn part(&self, part: Part, state: PartState);
     /// A template is being made by coremltools.
     fn template_started(&self);
     /// It is ready after this many seconds.
     fn template_ready(&self, seconds: f64);
 }
 
-/// A file of a baked package.
+/// A file of a baked part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BakedFile {
-    /// Path inside the package.
+    /// Path inside the package; the name in the output where there is none.
     pub path: String,
     /// Its bytes.
     pub blob: BlobRef,
 }
 
-/// A baked block: what the cache keeps and the manifest tells.
+/// A baked part: what the cache keeps and the manifest tells.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct BakedBlock {
-    /// Hash of the package.
+pub struct BakedPart {
+    /// Hash of the files: of the package.
     pub package: Digest,
     /// Its files.
     pub files: Vec<BakedFile>,
@@ -79,8 +81,8 @@ pub struct BakedBlock {
     pub tensors: Vec<TensorReport>,
 }
 
-impl BakedBlock {
-    /// A baked block of these files.
+impl BakedPart {
+    /// A baked part of these files.
     pub fn new(mut files: Vec<BakedFile>, tensors: Vec<TensorReport>) -> Self {
         files.sort_by(|a, b| a.path.cmp(&b.path));
         let digests: Vec<String> = files.iter().map(|file| file.blob.sha256.to_string()).collect();
@@ -93,23 +95,23 @@ impl BakedBlock {
         Self { package, files, tensors }
     }
 
-    /// Bytes of the package.
+    /// Bytes of all files.
     pub fn size(&self) -> u64 {
         self.files.iter().map(|file| file.blob.size).sum()
     }
 }
 
-/// What became of one block.
+/// What became of one part.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Number of the block.
-    pub index: usize,
+    /// Which.
+    pub part: Part,
     /// Its key.
     pub key: ActionKey,
     /// Digests of its tensors, in the plan's order.
     pub digests: Vec<Digest>,
-    /// The package.
-    pub block: BakedBlock,
+    /// Its files.
+    pub baked: BakedPart,
     /// Whether it was in the cache.
     pub cached: bool,
     /// Seconds of stamping or converting; 0 where it was cached.
@@ -140,69 +142,71 @@ pub struct Bake<'a> {
 }
 
 impl Bake<'_> {
-    /// Bakes the plan's blocks that `wanted` accepts; returns them in the plan's order.
+    /// Bakes the plan's parts that `wanted` accepts; returns them in the plan's order.
     ///
     /// # Errors
-    /// The first error of any block; blocks that were finished by then are in the cache.
+    /// The first error of any part; parts that were finished by then are in the cache.
     pub fn run(
         &self,
         options: Options,
         progress: &dyn Progress,
-        wanted: &(dyn Fn(usize) -> bool + Sync),
+        wanted: &(dyn Fn(Part) -> bool + Sync),
     ) -> Result<Vec<Outcome>> {
-        let wanted: Vec<&PlannedBlock> = self.plan.blocks.iter().filter(|block| wanted(block.index)).collect();
+        let wanted: Vec<&PlannedPart> = self.plan.parts.iter().filter(|planned| wanted(planned.part)).collect();
         let memos = digest_memos(self.cache, self.checkpoint)?;
         let mut outcomes = BTreeMap::new();
         // Where everything hits, threads would cost more than they save.
-        for block in wanted.iter().filter(|_| !options.force) {
-            let Some(digests) = known_digests(&memos, &block.tensors) else { continue };
-            let key = self.plan.block_key(block, &digests);
-            if let Some(outcome) = self.look_up(block, key, &digests)? {
-                progress.block(block.index, BlockState::Cached);
-                outcomes.insert(block.index, outcome);
+        for planned in wanted.iter().filter(|_| !options.force) {
+            let Some(digests) = known_digests(&memos, &planned.tensors) else { continue };
+            let key = self.plan.part_key(planned, &digests);
+            if let Some(outcome) = self.look_up(planned, key, &digests)? {
+                progress.part(planned.part, PartState::Cached);
+                outcomes.insert(planned.part, outcome);
             }
         }
-        let blocks: Vec<&PlannedBlock> =
-            wanted.iter().filter(|block| !outcomes.contains_key(&block.index)).copied().collect();
-        if !blocks.is_empty() {
-            self.run_threads(&blocks, &memos, options, progress, &mut outcomes)?;
+        let mut missing: Vec<&PlannedPart> =
+            wanted.iter().filter(|planned| !outcomes.contains_key(&planned.part)).copied().collect();
+        // The largest first: its template takes longest. The embedding last: the head may have digested its table.
+        missing.sort_by_key(|planned| planned.part != Part::Head);
+        if !missing.is_empty() {
+            self.run_threads(&missing, &memos, options, progress, &mut outcomes)?;
         }
         self.checkpoint.unchanged()?;
         wanted
             .iter()
-            .map(|block| outcomes.remove(&block.index).context("a block was neither baked nor refused"))
+            .map(|planned| outcomes.remove(&planned.part).context("a part was neither baked nor refused"))
             .collect()
     }
 
-    fn look_up(&self, block: &PlannedBlock, key: ActionKey, digests: &[Digest]) -> Result<Option<Outcome>> {
-        let Lookup::Hit { result } = self.cache.lookup::<BakedBlock>(&key)? else { return Ok(None) };
+    fn look_up(&self, planned: &PlannedPart, key: ActionKey, digests: &[Digest]) -> Result<Option<Outcome>> {
+        let Lookup::Hit { result } = self.cache.lookup::<BakedPart>(&key)? else { return Ok(None) };
         let digests = digests.to_vec();
-        Ok(Some(Outcome { index: block.index, key, digests, block: result, cached: true, seconds: 0.0 }))
+        Ok(Some(Outcome { part: planned.part, key, digests, baked: result, cached: true, seconds: 0.0 }))
     }
 
     fn run_threads(
         &self,
-        blocks: &[&PlannedBlock],
+        parts: &[&PlannedPart],
         memos: &[DigestMemo<'_>],
         options: Options,
         progress: &dyn Progress,
-        outcomes: &mut BTreeMap<usize, Outcome>,
+        outcomes: &mut BTreeMap<Part, Outcome>,
     ) -> Result<()> {
         self.checkpoint.check()?;
-        let workers = options.jobs.get().min(blocks.len().max(1));
+        let workers = options.jobs.get().min(parts.len().max(1));
         let run = Run {
             bake: self,
             options,
             progress,
             memos,
             next: AtomicUsize::new(0),
-            blocks,
+            parts,
             failed: AtomicBool::new(false),
             board: Mutex::new(Board {
                 templates: BTreeMap::new(),
                 deferred: VecDeque::new(),
                 stamped: VecDeque::new(),
-                undigested: blocks.len(),
+                undigested: parts.len(),
                 stampers: workers,
             }),
             changed: Condvar::new(),
@@ -236,12 +240,12 @@ struct Run<'a> {
     options: Options,
     progress: &'a dyn Progress,
     memos: &'a [DigestMemo<'a>],
-    blocks: &'a [&'a PlannedBlock],
+    parts: &'a [&'a PlannedPart],
     next: AtomicUsize,
     failed: AtomicBool,
     board: Mutex<Board<'a>>,
     changed: Condvar,
-    outcomes: Mutex<BTreeMap<usize, Outcome>>,
+    outcomes: Mutex<BTreeMap<Part, Outcome>>,
 }
 
 /// What the threads tell each other.
@@ -253,29 +257,51 @@ struct Board<'a> {
     stampers: usize,
 }
 
-/// A block whose bytes are written, but not yet durable or recorded.
+/// A part whose bytes are written, but not yet durable or recorded.
 struct Stamped<'a> {
     job: Job,
-    weights: BlobWriter<'a>,
-    template: Arc<Template>,
+    bytes: BlobWriter<'a>,
+    /// None for the embedding, which is no package.
+    template: Option<Arc<Template>>,
     tensors: Vec<TensorReport>,
     start: Instant,
 }
 
 /// A template on its way.
 enum Slot {
-    Wanted { document: Box<Value>, key: ActionKey, block: usize },
+    Wanted { document: Box<Value>, key: ActionKey, position: usize },
     InWork,
     Ready(Arc<Template>),
 }
 
-/// A block that must be baked.
+/// A part that must be baked.
 struct Job {
     position: usize,
     digests: Vec<Digest>,
     document: Value,
     key: ActionKey,
-    template: String,
+    road: Road,
+}
+
+/// What it takes to bake a part.
+enum Road {
+    /// Stamping, once the template with this key is ready.
+    Template(String),
+    /// coremltools, on the thread that Python lives on.
+    Coremltools,
+    /// Writing values down.
+    Plain,
+}
+
+impl Road {
+    /// Whether a worker can go it, with these templates.
+    fn is_open(&self, templates: &BTreeMap<String, Slot>) -> bool {
+        match self {
+            Self::Template(key) => matches!(templates.get(key), Some(Slot::Ready(_))),
+            Self::Coremltools => false,
+            Self::Plain => true,
+        }
+    }
 }
 
 impl<'a> Run<'a> {
@@ -317,12 +343,12 @@ impl<'a> Run<'a> {
     fn stamp_all(&self) -> Result<()> {
         let mut workspace = Workspace::default();
         while !self.stopped() {
-            if let Some(job) = self.take_ready() {
-                self.stamp(job, &mut workspace)?;
+            if let Some((job, template)) = self.take_ready() {
+                self.stamp(job, template, &mut workspace)?;
                 continue;
             }
             let position = self.next.fetch_add(1, Ordering::SeqCst);
-            if position < self.blocks.len() {
+            if position < self.parts.len() {
                 self.look_up(position)?;
                 let mut board = lock(&self.board);
                 board.undigested -= 1;
@@ -342,50 +368,56 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// A deferred block whose template is ready.
-    fn take_ready(&self) -> Option<(Job, Arc<Template>)> {
+    /// A deferred part that a worker can bake now, with its template if it has one.
+    fn take_ready(&self) -> Option<(Job, Option<Arc<Template>>)> {
         let mut board = lock(&self.board);
         let Board { templates, deferred, .. } = &mut *board;
-        let found = deferred.iter().position(|job| matches!(templates.get(&job.template), Some(Slot::Ready(_))))?;
+        let found = deferred.iter().position(|job| job.road.is_open(templates))?;
         let job = deferred.remove(found)?;
-        match templates.get(&job.template) {
-            Some(Slot::Ready(template)) => Some((job, Arc::clone(template))),
-            _ => None,
-        }
+        let template = match &job.road {
+            Road::Template(key) => match templates.get(key) {
+                Some(Slot::Ready(template)) => Some(Arc::clone(template)),
+                _ => None,
+            },
+            Road::Coremltools | Road::Plain => None,
+        };
+        Some((job, template))
     }
 
-    /// Digests a block's tensors and looks the block up; puts it on the board where it must be baked.
+    /// Digests a part's tensors and looks the part up; puts it on the board where it must be baked.
     fn look_up(&self, position: usize) -> Result<()> {
-        let block = self.blocks[position];
+        let planned = self.parts[position];
         let plan = self.bake.plan;
-        self.progress.block(block.index, BlockState::Hashing);
-        let digests = tensor_digests(self.bake.checkpoint, self.memos, &block.tensors);
-        let key = plan.block_key(block, &digests);
+        self.progress.part(planned.part, PartState::Hashing);
+        let digests = tensor_digests(self.bake.checkpoint, self.memos, &planned.tensors);
+        let key = plan.part_key(planned, &digests);
         if !self.options.force
-            && let Some(outcome) = self.bake.look_up(block, key, &digests)?
+            && let Some(outcome) = self.bake.look_up(planned, key, &digests)?
         {
-            self.progress.block(block.index, BlockState::Cached);
+            self.progress.part(planned.part, PartState::Cached);
             self.finish(outcome);
             return Ok(());
         }
         if self.options.frozen {
-            return Err(Fault::new(Status::Incomplete, format!("block {} is not in the cache", block.index))
+            return Err(Fault::new(Status::Incomplete, format!("{} is not in the cache", planned.part))
                 .with_hint("bake it without `--frozen`; `anebake explain` tells what changed")
                 .into());
         }
-        let document = plan.block_document(block, &digests);
-        let (template_document, template_key) = plan.template_action(block);
-        let template = template_key.to_string();
-        self.progress.block(block.index, BlockState::Waiting);
+        let document = plan.part_document(planned, &digests);
+        self.progress.part(planned.part, PartState::Waiting);
         let mut board = lock(&self.board);
-        if plan.engine == Engine::Native {
-            board.templates.entry(template.clone()).or_insert_with(|| Slot::Wanted {
-                document: Box::new(template_document),
-                key: template_key,
-                block: position,
-            });
-        }
-        board.deferred.push_back(Job { position, digests, document, key, template });
+        let road = match plan.engine {
+            _ if !planned.part.is_package() => Road::Plain,
+            Engine::Coremltools => Road::Coremltools,
+            Engine::Native => {
+                let (document, key) = plan.template_action(planned);
+                let name = key.to_string();
+                let wanted = Slot::Wanted { document: Box::new(document), key, position };
+                board.templates.entry(name.clone()).or_insert(wanted);
+                Road::Template(name)
+            }
+        };
+        board.deferred.push_back(Job { position, digests, document, key, road });
         self.changed.notify_all();
         Ok(())
     }
@@ -401,25 +433,32 @@ impl<'a> Run<'a> {
     fn serve_templates(&self) -> Result<()> {
         loop {
             let mut board = lock(&self.board);
-            let wanted = board.templates.iter().find(|(_, slot)| matches!(slot, Slot::Wanted { .. }));
-            let Some(name) = wanted.map(|(name, _)| name.clone()) else {
+            let position = |slot: &Slot| match slot {
+                Slot::Wanted { position, .. } => Some(*position),
+                Slot::InWork | Slot::Ready(_) => None,
+            };
+            // Blocks first: while the head's template is made they are stamped.
+            let wanted = board.templates.iter().filter_map(|(name, slot)| Some((position(slot)?, name)));
+            let first = wanted.min_by_key(|(position, _)| self.parts[*position].part);
+            let Some(name) = first.map(|(_, name)| name.clone()) else {
                 if board.undigested == 0 || self.stopped() {
                     return Ok(());
                 }
                 drop(self.changed.wait_timeout(board, Duration::from_millis(50)));
                 continue;
             };
-            let Some(Slot::Wanted { document, key, block }) = board.templates.insert(name.clone(), Slot::InWork) else {
+            let Some(Slot::Wanted { document, key, position }) = board.templates.insert(name.clone(), Slot::InWork)
+            else {
                 continue;
             };
             drop(board);
-            let template = self.template(&document, &key, self.blocks[block])?;
+            let template = self.template(&document, &key, self.parts[position])?;
             lock(&self.board).templates.insert(name, Slot::Ready(Arc::new(template)));
             self.changed.notify_all();
         }
     }
 
-    fn template(&self, document: &Value, key: &ActionKey, block: &PlannedBlock) -> Result<Template> {
+    fn template(&self, document: &Value, key: &ActionKey, planned: &PlannedPart) -> Result<Template> {
         let Bake { plan, cache, environment, .. } = self.bake;
         if let Some(template) = Template::cached(cache, key)? {
             return Ok(template);
@@ -428,28 +467,38 @@ impl<'a> Run<'a> {
         self.progress.template_started();
         let python = Python::start(environment)?;
         let template =
-            Template::make(cache, python, key, document, &block.request.value, &block.tensors, plan.compute)?;
+            Template::make(cache, python, key, document, &planned.request.value, &planned.tensors, plan.compute)?;
         self.progress.template_ready(start.elapsed().as_secs_f64());
         Ok(template)
     }
 
-    fn stamp(&self, (job, template): (Job, Arc<Template>), workspace: &mut Workspace) -> Result<()> {
-        let block = self.blocks[job.position];
+    fn stamp(&self, job: Job, template: Option<Arc<Template>>, workspace: &mut Workspace) -> Result<()> {
+        let planned = self.parts[job.position];
         let Bake { plan, checkpoint, cache, .. } = self.bake;
         let start = Instant::now();
-        self.progress.block(block.index, BlockState::Baking);
+        self.progress.part(planned.part, PartState::Baking);
         checkpoint.unchanged()?;
-        let source = BlockWeights { checkpoint, block };
-        let mut weights = cache.blob_writer()?.with_expected_size(template.layout.size);
-        let mut sink = |bytes: &[u8]| weights.append(bytes);
-        let tensors = stamp(&template.layout, &template.statics, plan.compute, &source, workspace, &mut sink)
-            .with_context(|| format!("cannot bake block {}", block.index))?;
-        lock(&self.board).stamped.push_back(Stamped { job, weights, template, tensors, start });
+        let source = PartWeights { checkpoint, planned };
+        let size = match &template {
+            Some(template) => template.layout.size,
+            None => planned.tensors.iter().map(PlannedTensor::elements).sum::<u64>() * FLAT.size() as u64,
+        };
+        let mut bytes = cache.blob_writer()?.with_expected_size(size);
+        let mut sink = |part: &[u8]| bytes.append(part);
+        let tensors = match &template {
+            Some(template) => stamp(&template.layout, &template.statics, plan.compute, &source, workspace, &mut sink),
+            None => {
+                let roles = planned.tensors.iter().map(|planned| &*planned.tensor.role);
+                flat(roles, FLAT, &source, workspace, &mut sink)
+            }
+        };
+        let tensors = tensors.with_context(|| format!("cannot bake {}", planned.part))?;
+        lock(&self.board).stamped.push_back(Stamped { job, bytes, template, tensors, start });
         self.changed.notify_all();
         Ok(())
     }
 
-    /// A committer: makes stamped blocks durable and records them, until no worker is left.
+    /// A committer: makes stamped parts durable and records them, until no worker is left.
     fn commit(&self) -> Result<()> {
         loop {
             let mut board = lock(&self.board);
@@ -461,18 +510,24 @@ impl<'a> Run<'a> {
                 continue;
             };
             drop(board);
-            let Stamped { job, weights, template, tensors, start } = stamped;
+            let Stamped { job, bytes, template, tensors, start } = stamped;
             let file = |path: &str, blob| BakedFile { path: path.to_owned(), blob };
-            let weights = file(WEIGHTS, weights.commit()?);
-            let files = vec![file(MODEL, template.model), file(MANIFEST, template.manifest), weights];
-            self.record(job, BakedBlock::new(files, tensors), start)?;
+            let blob = bytes.commit()?;
+            let files = match template {
+                Some(template) => {
+                    vec![file(MODEL, template.model), file(MANIFEST, template.manifest), file(WEIGHTS, blob)]
+                }
+                None => vec![file(&self.parts[job.position].part.path(), blob)],
+            };
+            self.record(job, BakedPart::new(files, tensors), start)?;
         }
     }
 
     fn bake_by_coremltools(&self) -> Result<()> {
         loop {
             let mut board = lock(&self.board);
-            let Some(job) = board.deferred.pop_front() else {
+            let found = board.deferred.iter().position(|job| matches!(job.road, Road::Coremltools));
+            let Some(job) = found.and_then(|found| board.deferred.remove(found)) else {
                 if board.undigested == 0 || self.stopped() {
                     return Ok(());
                 }
@@ -483,59 +538,56 @@ impl<'a> Run<'a> {
             if self.stopped() {
                 return Ok(());
             }
-            let block = self.blocks[job.position];
+            let planned = self.parts[job.position];
             let Bake { checkpoint, cache, environment, .. } = self.bake;
             let start = Instant::now();
-            self.progress.block(block.index, BlockState::Baking);
+            self.progress.part(planned.part, PartState::Baking);
             checkpoint.unchanged()?;
             let python = Python::start(environment)?;
-            let source = BlockWeights { checkpoint, block };
-            let files = witness::convert(cache, python, block, &source)
-                .with_context(|| format!("coremltools cannot convert block {}", block.index))?;
-            self.record(job, BakedBlock::new(files, Vec::new()), start)?;
+            let source = PartWeights { checkpoint, planned };
+            let files = witness::convert(cache, python, planned, &source)
+                .with_context(|| format!("coremltools cannot convert {}", planned.part))?;
+            self.record(job, BakedPart::new(files, Vec::new()), start)?;
         }
     }
 
-    fn record(&self, job: Job, baked: BakedBlock, start: Instant) -> Result<()> {
-        let block = self.blocks[job.position];
+    fn record(&self, job: Job, baked: BakedPart, start: Instant) -> Result<()> {
+        let planned = self.parts[job.position];
         let blobs: Vec<BlobRef> = baked.files.iter().map(|file| file.blob).collect();
         self.bake.checkpoint.unchanged()?;
-        let subject = self.bake.plan.subject(block);
+        let subject = self.bake.plan.subject(planned);
         self.bake.cache.record(&job.key, &job.document, &baked, &blobs, Some(&subject))?;
         let seconds = start.elapsed().as_secs_f64();
-        self.progress.block(block.index, BlockState::Baked { bytes: baked.size(), seconds });
-        self.finish(Outcome {
-            index: block.index,
-            key: job.key,
-            digests: job.digests,
-            block: baked,
-            cached: false,
-            seconds,
-        });
+        self.progress.part(planned.part, PartState::Baked { bytes: baked.size(), seconds });
+        let Job { digests, key, .. } = job;
+        self.finish(Outcome { part: planned.part, key, digests, baked, cached: false, seconds });
         Ok(())
     }
 
     fn finish(&self, outcome: Outcome) {
-        lock(&self.outcomes).insert(outcome.index, outcome);
+        lock(&self.outcomes).insert(outcome.part, outcome);
     }
 }
 
-/// A block's tensors in the checkpoint.
-pub struct BlockWeights<'a> {
+/// Dtype of flat files.
+const FLAT: ComputeDtype = ComputeDtype::F16;
+
+/// A part's tensors in the checkpoint.
+pub struct PartWeights<'a> {
     /// The checkpoint.
     pub checkpoint: &'a Checkpoint,
-    /// The block.
-    pub block: &'a PlannedBlock,
+    /// The part.
+    pub planned: &'a PlannedPart,
 }
 
-impl BlockWeights<'_> {
-    fn find(&self, role: &str) -> Result<&super::plan::PlannedTensor> {
-        let found = self.block.tensors.iter().find(|planned| planned.tensor.role == role);
-        found.with_context(|| format!("block {} has no tensor `{role}`", self.block.index))
+impl PartWeights<'_> {
+    fn find(&self, role: &str) -> Result<&PlannedTensor> {
+        let found = self.planned.tensors.iter().find(|planned| planned.tensor.role == role);
+        found.with_context(|| format!("{} has no tensor `{role}`", self.planned.part))
     }
 }
 
-impl WeightSource for BlockWeights<'_> {
+impl WeightSource for PartWeights<'_> {
     fn values<'a>(&'a self, role: &str, buffer: &'a mut Vec<u8>) -> Result<Source<'a>> {
         let planned = self.find(role)?;
         let values = self.checkpoint.read(&planned.source, buffer)?;
@@ -554,10 +606,11 @@ impl WeightSource for BlockWeights<'_> {
         }
     }
 
-    fn release(&self, role: &str) {
-        if let Ok(planned) = self.find(role) {
-            self.checkpoint.release(&planned.source);
-        }
+    fn release(&self, role: &str, values: Range<u64>) {
+        let Ok(planned) = self.find(role) else { return };
+        let (all, length) = (planned.elements().max(1), planned.source.length);
+        let byte = |value: u64| (u128::from(value.min(all)) * u128::from(length) / u128::from(all)) as u64;
+        self.checkpoint.release_bytes(&planned.source, byte(values.start)..byte(values.end));
     }
 }
 

@@ -1,4 +1,6 @@
-//! Writes `weight.bin` from a layout and a block's tensors, without coremltools.
+//! Writes `weight.bin` from a layout and a part's tensors, and flat files of values, without coremltools.
+
+use std::ops::Range;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -8,7 +10,7 @@ use crate::error::Fault;
 use crate::mlpackage::blob;
 use crate::quant::{self, ComputeDtype, GuardedGroup, QuantError, Scheme, Scratch, Source};
 
-/// Where a block's tensors come from.
+/// Where a part's tensors come from.
 pub trait WeightSource {
     /// The values of a tensor, as a matrix `[out, in]` or a vector `[1, n]`; `buffer` holds them where they are not
     /// stored plainly.
@@ -23,14 +25,45 @@ pub trait WeightSource {
     /// The tensor's full name, for messages.
     fn name(&self, role: &str) -> String;
 
-    /// Tells that the values of `role` are not needed any more.
-    fn release(&self, _role: &str) {}
+    /// Tells that these of the values of `role`, by their number, are not needed any more.
+    fn release(&self, _role: &str, _values: Range<u64>) {}
+}
+
+/// Values of a tensor after which their memory is given back.
+const RELEASED: u64 = 1 << 20;
+
+/// Follows how far a tensor was read, by how much was made of it.
+struct Passed<'a> {
+    source: &'a dyn WeightSource,
+    role: &'a str,
+    values: u64,
+    released: u64,
+}
+
+impl<'a> Passed<'a> {
+    fn new(source: &'a dyn WeightSource, role: &'a str) -> Self {
+        Self { source, role, values: 0, released: 0 }
+    }
+
+    fn add(&mut self, values: u64) {
+        self.values += values;
+        if self.values - self.released >= RELEASED {
+            self.source.release(self.role, self.released..self.values);
+            self.released = self.values;
+        }
+    }
+}
+
+impl Drop for Passed<'_> {
+    fn drop(&mut self) {
+        self.source.release(self.role, 0..u64::MAX);
+    }
 }
 
 /// What stamping found out about one tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorReport {
-    /// Name below `model.layers.N.`.
+    /// Its role, as `arch` names it.
     pub role: String,
     /// 10 log10(signal power / error power) of the stored values against the source, in dB, to two decimals;
     /// absent where nothing was lost.
@@ -84,25 +117,23 @@ pub fn stamp(
                     .context("layout names static bytes that the template lacks")?;
                 content(bytes)?;
             }
-            Content::Value { role } => {
-                let values = source.values(role, &mut workspace.values)?;
-                let report = quant::convert(&values, compute, &mut workspace.scratch, &mut content)
-                    .map_err(|error| tensor_error(error, &source.name(role)))?;
-                reports.push(TensorReport { role: role.clone(), sqnr_db: decibels(report.sqnr_db), guarded: vec![] });
-                source.release(role);
-            }
+            Content::Value { role } => reports.push(convert(role, compute, source, workspace, &mut content, OVERFLOW)?),
             Content::Data { role } => {
                 let scheme = source.scheme(role).with_context(|| format!("no scheme for `{role}`"))?;
                 let values = source.values(role, &mut workspace.values)?;
-                let done = quant::quantize(&values, &scheme, &mut workspace.scratch, &mut content)
-                    .map_err(|error| tensor_error(error, &source.name(role)))?;
+                let mut passed = Passed::new(source, role);
+                let done = quant::quantize(&values, &scheme, &mut workspace.scratch, &mut |bytes| {
+                    content(bytes)?;
+                    passed.add((bytes.len() / scheme.dtype.packed_len(2)) as u64 * 2);
+                    Ok(())
+                })
+                .map_err(|error| tensor_error(error, &source.name(role), OVERFLOW))?;
                 reports.push(TensorReport {
                     role: role.clone(),
                     sqnr_db: decibels(done.report.sqnr_db),
                     guarded: done.report.guarded,
                 });
                 scales = Some((role, done.scales));
-                source.release(role);
             }
             Content::Scale { role } => match scales.take() {
                 Some((owner, bytes)) if owner == role => content(&bytes)?,
@@ -120,17 +151,57 @@ pub fn stamp(
     Ok(reports)
 }
 
+/// Hands the values of tensors to `sink`, one after the other, little-endian, in the compute dtype.
+///
+/// # Errors
+/// As [`stamp`].
+pub fn flat<'a>(
+    roles: impl IntoIterator<Item = &'a str>,
+    compute: ComputeDtype,
+    source: &dyn WeightSource,
+    workspace: &mut Workspace,
+    sink: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<Vec<TensorReport>> {
+    roles.into_iter().map(|role| convert(role, compute, source, workspace, sink, OVERFLOW_IN_FLAT)).collect()
+}
+
+/// An unquantized tensor.
+fn convert(
+    role: &str,
+    compute: ComputeDtype,
+    source: &dyn WeightSource,
+    workspace: &mut Workspace,
+    sink: &mut dyn FnMut(&[u8]) -> Result<()>,
+    overflow: &str,
+) -> Result<TensorReport> {
+    let values = source.values(role, &mut workspace.values)?;
+    let mut passed = Passed::new(source, role);
+    let report = quant::convert(&values, compute, &mut workspace.scratch, &mut |bytes| {
+        sink(bytes)?;
+        passed.add((bytes.len() / compute.size()) as u64);
+        Ok(())
+    })
+    .map_err(|error| tensor_error(error, &source.name(role), overflow))?;
+    Ok(TensorReport { role: role.to_owned(), sqnr_db: decibels(report.sqnr_db), guarded: vec![] })
+}
+
 fn decibels(value: f64) -> Option<f64> {
     value.is_finite().then(|| (value * 100.0).round() / 100.0)
 }
 
-/// Names the tensor and says what to do about values that cannot be stored.
-fn tensor_error(error: anyhow::Error, name: &str) -> anyhow::Error {
+/// What to do about values beyond float16 in a package.
+const OVERFLOW: &str =
+    "values above 65504 need `--set package.compute_precision=float32` (which never runs on the Neural Engine)";
+
+/// What to do about values beyond float16 in a flat file.
+const OVERFLOW_IN_FLAT: &str =
+    "packages take float16 rows, so no recipe can keep such values: bake the blocks alone with `--only`";
+
+/// Names the tensor and says what to do about values that cannot be stored; `overflow` about those beyond float16.
+fn tensor_error(error: anyhow::Error, name: &str, overflow: &str) -> anyhow::Error {
     let hint = match error.downcast_ref::<QuantError>() {
         Some(QuantError::NonFinite { .. }) => "the checkpoint is damaged: fetch or save it again",
-        Some(QuantError::Overflows16 { .. }) => {
-            "values above 65504 need `--set package.compute_precision=float32` (which never runs on the Neural Engine)"
-        }
+        Some(QuantError::Overflows16 { .. }) => overflow,
         Some(QuantError::BlockSize { .. }) => {
             "choose a `weights.block_size` that divides the columns of every projection"
         }

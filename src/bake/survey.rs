@@ -6,32 +6,33 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::Result;
 use serde_json::Value;
 
-use super::pipeline::{Bake, BakedBlock};
-use super::plan::{PlannedBlock, digest_memos, tensor_digests};
+use super::part::{Part, PlannedPart};
+use super::pipeline::{Bake, BakedPart};
+use super::plan::{digest_memos, tensor_digests};
 use crate::cache::{ActionKey, Change, Lookup, action_key, difference};
-use crate::quant::{ComputeDtype, Granularity, WeightDtype};
+use crate::quant::{Granularity, WeightDtype};
 
-/// What would become of one block.
+/// What would become of one part.
 #[derive(Clone, Debug)]
 pub struct Surveyed {
-    /// Number of the block.
-    pub index: usize,
+    /// Which.
+    pub part: Part,
     /// Its key.
     pub key: ActionKey,
     /// What the key is made of.
     pub document: Value,
-    /// The package, where it is cached.
-    pub cached: Option<BakedBlock>,
+    /// Its files, where it is cached.
+    pub cached: Option<BakedPart>,
     /// Why it is not.
     pub reason: Option<Reason>,
-    /// Bytes of the package; about, where it is not cached.
+    /// Bytes of its files; about, where it is not cached.
     pub bytes: u64,
 }
 
-/// Why a block is not in the cache.
+/// Why a part is not in the cache.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reason {
-    /// No block of this model was baked by this recipe and engine.
+    /// No such part of this model was baked by this recipe and engine.
     New,
     /// It was, with other inputs.
     Changed(Vec<Change>),
@@ -56,7 +57,7 @@ impl std::fmt::Display for Reason {
     }
 }
 
-/// Surveys every block of the plan, with `jobs` threads for what must be digested.
+/// Surveys every part of the plan, with `jobs` threads for what must be digested.
 ///
 /// # Errors
 /// The checkpoint or the cache cannot be read.
@@ -65,15 +66,15 @@ pub fn survey(bake: &Bake<'_>, jobs: std::num::NonZeroUsize) -> Result<Vec<Surve
     let memos = digest_memos(bake.cache, bake.checkpoint)?;
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());
-    let one = |block: &PlannedBlock| -> Result<Surveyed> {
-        let digests = tensor_digests(bake.checkpoint, &memos, &block.tensors);
-        let document = bake.plan.block_document(block, &digests);
+    let one = |planned: &PlannedPart| -> Result<Surveyed> {
+        let digests = tensor_digests(bake.checkpoint, &memos, &planned.tensors);
+        let document = bake.plan.part_document(planned, &digests);
         let key = action_key(&document);
-        let cached = match bake.cache.lookup::<BakedBlock>(&key)? {
+        let cached = match bake.cache.lookup::<BakedPart>(&key)? {
             Lookup::Hit { result } => Some(result),
             Lookup::Miss | Lookup::Damaged => None,
         };
-        let reason = match (&cached, bake.cache.last_document(&bake.plan.subject(block))?) {
+        let reason = match (&cached, bake.cache.last_document(&bake.plan.subject(planned))?) {
             (Some(_), _) => None,
             (None, None) => Some(Reason::New),
             (None, Some(last)) => match difference(&last, &document) {
@@ -81,14 +82,14 @@ pub fn survey(bake: &Bake<'_>, jobs: std::num::NonZeroUsize) -> Result<Vec<Surve
                 changes => Some(Reason::Changed(changes)),
             },
         };
-        let bytes = cached.as_ref().map_or_else(|| estimate(bake, block), BakedBlock::size);
-        Ok(Surveyed { index: block.index, key, document, cached, reason, bytes })
+        let bytes = cached.as_ref().map_or_else(|| estimate(bake, planned), BakedPart::size);
+        Ok(Surveyed { part: planned.part, key, document, cached, reason, bytes })
     };
     std::thread::scope(|scope| {
         for _ in 0..jobs.get() {
             scope.spawn(|| {
-                while let Some(block) = bake.plan.blocks.get(next.fetch_add(1, Ordering::SeqCst)) {
-                    let result = one(block);
+                while let Some(planned) = bake.plan.parts.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    let result = one(planned);
                     results.lock().unwrap_or_else(PoisonError::into_inner).push(result);
                 }
             });
@@ -96,17 +97,14 @@ pub fn survey(bake: &Bake<'_>, jobs: std::num::NonZeroUsize) -> Result<Vec<Surve
     });
     let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut list = results.into_iter().collect::<Result<Vec<_>>>()?;
-    list.sort_by_key(|surveyed| surveyed.index);
+    list.sort_by_key(|surveyed| surveyed.part);
     Ok(list)
 }
 
-/// Bytes of a package that is not made yet: its weights; tables and program come on top (under 1 % at full size).
-fn estimate(bake: &Bake<'_>, block: &PlannedBlock) -> u64 {
-    let float = match bake.plan.compute {
-        ComputeDtype::F16 => 2,
-        ComputeDtype::F32 => 4,
-    };
-    let sizes = block.tensors.iter().map(|planned| {
+/// Bytes of a part that is not made yet: its weights; tables and program come on top (under 1 % at full size).
+fn estimate(bake: &Bake<'_>, planned: &PlannedPart) -> u64 {
+    let float = if planned.part.is_package() { bake.plan.compute.size() as u64 } else { 2 };
+    let sizes = planned.tensors.iter().map(|planned| {
         let (rows, cols) = planned.matrix();
         let elements = (rows * cols) as u64;
         let Some(scheme) = planned.scheme else { return elements * float };

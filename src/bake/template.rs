@@ -1,19 +1,22 @@
-//! A template: one block authored and converted by coremltools, whose weights are replaced to make every other block.
+//! A template: one part authored and converted by coremltools, whose weights are replaced to make those of every model
+//! of the same form; one block serves for all blocks of a model.
 //!
 //! Templates are cached like packages. A template is proven when it is made: stamping its own probe weights natively
 //! must give its own `weight.bin`, byte for byte.
 
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::layout::{Layout, TemplateTensor, learn};
-use super::plan::PlannedTensor;
+use super::part::PlannedTensor;
 use super::stamp::{WeightSource, Workspace, stamp};
 use crate::cache::{ActionKey, BlobRef, Cache, Damaged, Lookup};
-use crate::coremltools::{PACKAGE, PROBES, Python};
+use crate::coremltools::{PACKAGE, PROBES, Python, TemplateReply};
 use crate::mlpackage::{MANIFEST, MODEL, Package};
 use crate::quant::{ComputeDtype, Scheme, Source, SourceDtype};
 
@@ -22,11 +25,11 @@ use crate::quant::{ComputeDtype, Scheme, Source, SourceDtype};
 pub struct Template {
     /// Where every tensor lies.
     pub layout: Layout,
-    /// Bytes that are the same in every block.
+    /// Bytes that are the same in every package.
     pub statics: Vec<u8>,
-    /// `model.mlmodel`, the same in every block.
+    /// `model.mlmodel`, the same in every package.
     pub model: BlobRef,
-    /// `Manifest.json`, the same in every block.
+    /// `Manifest.json`, the same in every package.
     pub manifest: BlobRef,
 }
 
@@ -53,7 +56,7 @@ impl Template {
         Ok(Some(Self { layout: result.layout, statics, model: result.model, manifest: result.manifest }))
     }
 
-    /// Has coremltools author and convert one block, learns its layout, proves it, and records it in the cache.
+    /// Has coremltools author and convert one part, learns its layout, proves it, and records it in the cache.
     ///
     /// # Errors
     /// Python or coremltools fails; the package holds bytes that nothing accounts for; the proof fails.
@@ -73,14 +76,15 @@ impl Template {
         let names: Vec<_> = tensors
             .iter()
             .map(|planned| TemplateTensor {
-                role: planned.tensor.role,
-                const_name: planned.tensor.const_name,
+                role: &planned.tensor.role,
+                const_name: &planned.tensor.const_name,
                 quantized: planned.scheme.is_some(),
             })
             .collect();
         let (layout, statics) = learn(&package.blobs()?, package.weights(), &names, &reply.statics)
             .context("the template's `weight.bin` is not what was authored")?;
-        prove(&layout, &statics, compute, package.weights(), &Probe::new(folder.path(), tensors, compute))?;
+        let probe = Probe { folder: folder.path().join(PROBES), tensors, reply: &reply, compute };
+        prove(&layout, &statics, compute, &package, &probe)?;
         let result = TemplateResult {
             layout,
             statics: cache.put(&statics)?,
@@ -94,8 +98,9 @@ impl Template {
 }
 
 /// Stamps the probe and compares with what coremltools wrote, stopping at the first byte that differs.
-fn prove(layout: &Layout, statics: &[u8], compute: ComputeDtype, expected: &[u8], probe: &Probe<'_>) -> Result<()> {
-    let mut position = 0;
+fn prove(layout: &Layout, statics: &[u8], compute: ComputeDtype, package: &Package, probe: &Probe<'_>) -> Result<()> {
+    let expected = package.weights();
+    let (mut position, mut released) = (0, 0);
     let mut compare = |bytes: &[u8]| {
         let rest = &expected[position..];
         if rest.get(..bytes.len()) != Some(bytes) {
@@ -108,6 +113,10 @@ fn prove(layout: &Layout, statics: &[u8], compute: ComputeDtype, expected: &[u8]
             );
         }
         position += bytes.len();
+        if position - released >= RELEASED {
+            package.release_weights(position);
+            released = position;
+        }
         Ok(())
     };
     stamp(layout, statics, compute, probe, &mut Workspace::default(), &mut compare)
@@ -118,22 +127,18 @@ fn prove(layout: &Layout, statics: &[u8], compute: ComputeDtype, expected: &[u8]
     Ok(())
 }
 
+/// Compared bytes after which their memory is given back.
+const RELEASED: usize = 4 << 20;
+
 /// The weights that the template was made with, as Python left them in a folder.
 struct Probe<'a> {
     folder: PathBuf,
     tensors: &'a [PlannedTensor],
-    dtype: SourceDtype,
+    reply: &'a TemplateReply,
+    compute: ComputeDtype,
 }
 
-impl<'a> Probe<'a> {
-    fn new(folder: &Path, tensors: &'a [PlannedTensor], compute: ComputeDtype) -> Self {
-        let dtype = match compute {
-            ComputeDtype::F16 => SourceDtype::F16,
-            ComputeDtype::F32 => SourceDtype::F32,
-        };
-        Self { folder: folder.join(PROBES), tensors, dtype }
-    }
-
+impl Probe<'_> {
     fn planned(&self, role: &str) -> Result<&PlannedTensor> {
         self.tensors.iter().find(|planned| planned.tensor.role == role).with_context(|| format!("no tensor `{role}`"))
     }
@@ -141,10 +146,19 @@ impl<'a> Probe<'a> {
 
 impl WeightSource for Probe<'_> {
     fn values<'b>(&'b self, role: &str, buffer: &'b mut Vec<u8>) -> Result<Source<'b>> {
-        let path = self.folder.join(format!("{role}.bin"));
-        *buffer = std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        let dtype = match self.compute {
+            ComputeDtype::F16 => SourceDtype::F16,
+            ComputeDtype::F32 => SourceDtype::F32,
+        };
         let (rows, cols) = self.planned(role)?.matrix();
-        Ok(Source { dtype: self.dtype, bytes: buffer, rows, cols })
+        let made = self.reply.tensors.iter().find(|tensor| tensor.role == role);
+        let place = &made.with_context(|| format!("the template has no tensor `{role}`"))?.probe;
+        let path = self.folder.join(&place.file);
+        buffer.resize(rows * cols * dtype.size(), 0);
+        File::open(&path)
+            .and_then(|file| file.read_exact_at(buffer, place.offset))
+            .with_context(|| format!("cannot read `{}`", path.display()))?;
+        Ok(Source { dtype, bytes: buffer, rows, cols })
     }
 
     fn scheme(&self, role: &str) -> Option<Scheme> {

@@ -1,7 +1,7 @@
 //! Compares a native bake with the witness: weights byte for byte, outputs bit for bit.
 //!
 //! The witness runs coremltools' default passes, which look at weight values: a gain of all ones vanishes, equal
-//! consts are merged. Such a block is compared tensor by tensor, and the verdict says what coremltools did. Rows that
+//! consts are merged. Such a package is compared tensor by tensor, and the verdict says what coremltools did. Rows that
 //! the quantizer guards (all zero, tiny, huge) are excepted where coremltools' own scale is wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 use half::f16;
 use serde::Serialize;
 
-use super::pipeline::BakedBlock;
-use super::plan::PlannedBlock;
+use super::part::PlannedPart;
+use super::pipeline::BakedPart;
 use super::stamp::TensorReport;
 use crate::coremltools::{Array, Oracle, Python};
 use crate::mlpackage::Package;
@@ -27,11 +27,11 @@ const DECODE_STEPS: usize = 3;
 /// What hidden states are multiplied with, row by row in turn: a norm's eps counts in small rows alone.
 const ROW_SCALES: [f32; 4] = [1.0, 1.0 / 256.0, 64.0, 1.0 / 16.0];
 
-/// How a block's two packages compare.
+/// How a part's two packages compare.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
-    /// Number of the block.
-    pub index: usize,
+    /// `block-00`, `head`.
+    pub part: String,
     /// Whether `weight.bin` is byte-identical.
     pub same_weight_file: bool,
     /// What coremltools' passes or its quantizer did to values, where the files differ for that reason alone.
@@ -51,20 +51,20 @@ impl Verdict {
     }
 }
 
-/// Compares the packages of one block.
+/// Compares the packages of one part.
 ///
 /// # Errors
 /// A package is malformed, or the oracle cannot run it.
 pub fn verify(
     python: &Python,
-    planned: &PlannedBlock,
-    baked: &BakedBlock,
+    planned: &PlannedPart,
+    baked: &BakedPart,
     native: &Path,
     witness: &Path,
 ) -> Result<Verdict> {
     let (left, right) = (Package::open(native)?, Package::open(witness)?);
     let mut verdict = Verdict {
-        index: planned.index,
+        part: planned.part.name(),
         same_weight_file: false,
         exceptions: Vec::new(),
         weight_differences: Vec::new(),
@@ -81,8 +81,8 @@ pub fn verify(
 
 /// Fills in the verdict on weights; returns whether outputs can be compared.
 fn compare_weights(
-    planned: &PlannedBlock,
-    baked: &BakedBlock,
+    planned: &PlannedPart,
+    baked: &BakedPart,
     left: &Package,
     right: &Package,
     verdict: &mut Verdict,
@@ -144,10 +144,10 @@ fn compare_weights(
     Ok(comparable)
 }
 
-fn report<'a>(planned: &PlannedBlock, baked: &'a BakedBlock, output: &str) -> Option<&'a TensorReport> {
+fn report<'a>(planned: &PlannedPart, baked: &'a BakedPart, output: &str) -> Option<&'a TensorReport> {
     let stem = output.strip_suffix("_quantized").unwrap_or(output);
-    let role = planned.tensors.iter().find(|planned| planned.tensor.const_name == stem)?.tensor.role;
-    baked.tensors.iter().find(|report| report.role == role && !report.guarded.is_empty())
+    let role = &planned.tensors.iter().find(|planned| planned.tensor.const_name == stem)?.tensor.role;
+    baked.tensors.iter().find(|report| report.role == *role && !report.guarded.is_empty())
 }
 
 /// For instance `scale group 3 (zero), 7 (underflow) and 5 more`.
@@ -240,20 +240,22 @@ fn nearly_equal(package: &Package, left: &BlobUse, right: &BlobUse) -> bool {
 }
 
 /// Prefill at position 0, some decode steps, prefill and a decode step up to the last position, with states carried
-/// over.
+/// over. A part without a mask has no last position.
 fn compare_outputs(functions: &[FunctionInfo], left: &Oracle, right: &Oracle, verdict: &mut Verdict) -> Result<()> {
     let function = |name: &str| functions.iter().find(|function| function.name == name);
     let (decode, prefill) = (function("decode"), function("prefill"));
     let (decode, prefill) = decode.zip(prefill).context("the package has no functions `decode` and `prefill`")?;
-    let context = feature(&decode.inputs, "causal_mask")?.shape.last().copied().unwrap_or_default() as usize;
-    let tokens = feature(&prefill.inputs, "hidden_state")?.shape.get(1).copied().unwrap_or_default() as usize;
+    let tokens = sizes(feature(prefill, "hidden_state").context("the function has no input `hidden_state`")?)[1];
     let mut states = (left.new_state("decode")?, right.new_state("decode")?);
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut calls = vec![(prefill, 0)];
     calls.extend((0..DECODE_STEPS).map(|step| (decode, tokens + step)));
-    calls.extend([(prefill, context.saturating_sub(tokens)), (decode, context.saturating_sub(1))]);
-    for (function, position) in calls.into_iter().filter(|&(_, position)| position < context) {
-        let inputs = inputs(function, position, context, &mut random)?;
+    if let Some(context) = feature(decode, "causal_mask").and_then(|mask| sizes(mask).pop()) {
+        calls.extend([(prefill, context.saturating_sub(tokens)), (decode, context.saturating_sub(1))]);
+        calls.retain(|&(_, position)| position < context);
+    }
+    for (function, position) in calls {
+        let inputs = inputs(function, position, &mut random)?;
         let named: Vec<(&str, &Array)> = inputs.iter().map(|(name, array)| (name.as_str(), array)).collect();
         let a: BTreeMap<_, _> = left.predict(&function.name, &named, &mut states.0)?.into_iter().collect();
         let b: BTreeMap<_, _> = right.predict(&function.name, &named, &mut states.1)?.into_iter().collect();
@@ -268,33 +270,37 @@ fn compare_outputs(functions: &[FunctionInfo], left: &Oracle, right: &Oracle, ve
     Ok(())
 }
 
-fn feature<'a>(list: &'a [Feature], name: &str) -> Result<&'a Feature> {
-    list.iter().find(|feature| feature.name == name).with_context(|| format!("the function has no input `{name}`"))
+fn feature<'a>(function: &'a FunctionInfo, name: &str) -> Option<&'a Feature> {
+    function.inputs.iter().find(|feature| feature.name == name)
+}
+
+fn sizes(feature: &Feature) -> Vec<usize> {
+    feature.shape.iter().map(|&size| size as usize).collect()
 }
 
 /// Inputs for a function's tokens at `position`: normal hidden states times [`ROW_SCALES`], a causal mask.
-fn inputs(
-    function: &FunctionInfo,
-    position: usize,
-    context: usize,
-    random: &mut Random,
-) -> Result<Vec<(String, Array)>> {
-    let hidden: Vec<usize> =
-        feature(&function.inputs, "hidden_state")?.shape.iter().map(|&size| size as usize).collect();
-    let [_, tokens, width] = hidden[..] else { bail!("`hidden_state` has shape {hidden:?}") };
-    let row = |row: usize| ROW_SCALES[(position + row) % ROW_SCALES.len()];
-    let values: Vec<f16> =
-        (0..hidden.iter().product()).map(|index: usize| f16::from_f32(row(index / width) * random.normal())).collect();
-    let visible = |row: usize, column: usize| column <= position + row;
-    let mask: Vec<f16> = (0..tokens)
-        .flat_map(|row| (0..context).map(move |column| f16::from_f32(if visible(row, column) { 0.0 } else { -1e4 })))
-        .collect();
-    let position = i32::try_from(position).context("position beyond int32")?;
-    Ok(vec![
-        ("hidden_state".to_owned(), Array::f16(&hidden, &values)),
-        ("causal_mask".to_owned(), Array::f16(&[1, 1, tokens, context], &mask)),
-        ("position_offset".to_owned(), Array::i32(&[1], &[position])),
-    ])
+fn inputs(function: &FunctionInfo, position: usize, random: &mut Random) -> Result<Vec<(String, Array)>> {
+    let mut values = Vec::with_capacity(function.inputs.len());
+    for feature in &function.inputs {
+        let array = match (&*feature.name, &sizes(feature)[..]) {
+            ("hidden_state", shape @ &[_, tokens, width]) => {
+                let scale = |row: usize| ROW_SCALES[(position + row) % ROW_SCALES.len()];
+                let count = tokens * width;
+                let rows: Vec<f16> =
+                    (0..count).map(|index| f16::from_f32(scale(index / width) * random.normal())).collect();
+                Array::f16(shape, &rows)
+            }
+            ("causal_mask", shape @ &[_, _, tokens, context]) => {
+                let visible = |row: usize, column: usize| column <= position + row;
+                let row = |row| (0..context).map(move |column| if visible(row, column) { 0.0 } else { -1e4 });
+                Array::f16(shape, &(0..tokens).flat_map(row).map(f16::from_f32).collect::<Vec<_>>())
+            }
+            ("position_offset", &[1]) => Array::i32(&[1], &[i32::try_from(position).context("position beyond int32")?]),
+            (name, shape) => bail!("input `{name}` of shape {shape:?} is none that a part has"),
+        };
+        values.push((feature.name.clone(), array));
+    }
+    Ok(values)
 }
 
 fn compare_arrays(label: &str, a: &Array, b: Option<&Array>, verdict: &mut Verdict) {

@@ -1,6 +1,6 @@
 //! From the store to an output, sharing bytes where the file system can.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -97,6 +97,21 @@ impl Cache {
             note_use(&memo);
         }
         Ok(same)
+    }
+
+    /// Notes that a file that [`Cache::publish`] has just made was renamed to `path`; `before` is what `stat` said of it
+    /// until then. A rename changes ctime, and the file would have to be hashed to be known again. As with a new hard
+    /// link, what stays unseen is a write right between the two whose author also resets the mtime.
+    pub fn note_rename(&self, blob: &BlobRef, before: &Metadata, path: &Path) {
+        let Ok(after) = fs::symlink_metadata(path) else { return };
+        let (before, after) = (Signature::of(before), Signature::of(&after));
+        if before.but_for_rename(&after) != after {
+            return;
+        }
+        match fs::symlink_metadata(self.blob_path(&blob.sha256)) {
+            Ok(stored) if Signature::of(&stored).same_inode(&after) => self.remember(&blob.sha256, after),
+            _ => self.remember_output(&blob.sha256, after),
+        }
     }
 
     fn require(&self, blob: &BlobRef) -> Result<()> {
@@ -294,6 +309,33 @@ mod tests {
         assert!(cache.same_file(&blob, &output).unwrap());
         fixture.flip(&output, 0);
         assert!(!cache.same_file(&blob, &output).unwrap(), "the mtime was set back");
+    }
+
+    #[test]
+    fn a_renamed_output_is_known_by_stat_once_the_rename_was_noted_and_not_if_it_was_edited_meanwhile() {
+        let fixture = Fixture::new();
+        let blob = fixture.cache.put(b"weights").unwrap();
+        for (round, linked) in [(0, true), (1, false)] {
+            let [aside, output] = ["aside", "output"].map(|name| fixture.path(&format!("{name}{round}")));
+            if linked {
+                fixture.cache.publish(&blob, &aside).unwrap();
+            } else {
+                fixture.cache.copy_for_test(&blob, &aside);
+            }
+            let before = fs::symlink_metadata(&aside).unwrap();
+            fs::rename(&aside, &output).unwrap();
+            fixture.cache.note_rename(&blob, &before, &output);
+            assert!(fixture.reopened().same_file(&blob, &output).unwrap());
+            assert!(fixture.reopened().contains(&blob).unwrap());
+        }
+        let [aside, output] = ["aside", "edited"].map(|name| fixture.path(name));
+        fixture.cache.copy_for_test(&blob, &aside);
+        let before = fs::symlink_metadata(&aside).unwrap();
+        fs::set_permissions(&aside, Permissions::from_mode(0o644)).unwrap();
+        fs::write(&aside, "WEIGHTS").unwrap();
+        fs::rename(&aside, &output).unwrap();
+        fixture.cache.note_rename(&blob, &before, &output);
+        assert!(!fixture.reopened().same_file(&blob, &output).unwrap());
     }
 
     #[test]

@@ -4,15 +4,31 @@
 //! more than one. Where the instructions are missing, the `sha2` crate computes one digest after the other. The
 //! algorithm is FIPS 180-4; its constants are taken from there.
 
+use sha2::{Digest as _, Sha256};
+
 use super::Digest;
 
-/// The digests of `left` and `right`.
-pub fn digest_pair(left: &[u8], right: &[u8]) -> (Digest, Digest) {
+/// The digests of `left` and `right`. `passed` is told now and then how many bytes of either were read for good.
+pub fn digest_pair(left: &[u8], right: &[u8], passed: &mut dyn FnMut(usize)) -> (Digest, Digest) {
     #[cfg(target_arch = "x86_64")]
     if x86::is_available() {
-        return x86::digest_pair(left, right);
+        return x86::digest_pair(left, right, passed);
     }
-    (Digest::of(left), Digest::of(right))
+    (one(left, passed), one(right, passed))
+}
+
+/// Bytes of a message between two reports.
+const STEP: usize = 1 << 20;
+
+fn one(message: &[u8], passed: &mut dyn FnMut(usize)) -> Digest {
+    let mut hasher = Sha256::new();
+    let mut done = 0;
+    for part in message.chunks(STEP) {
+        hasher.update(part);
+        done += part.len();
+        passed(done);
+    }
+    Digest(hasher.finalize().into())
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -26,6 +42,8 @@ mod x86 {
     use super::Digest;
 
     const BLOCK: usize = 64;
+    /// Blocks of a message between two reports.
+    const STEP: usize = super::STEP / BLOCK;
 
     const INITIAL: [u32; 8] =
         [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
@@ -47,7 +65,7 @@ mod x86 {
     }
 
     /// Both digests; the CPU must have what [`is_available`] asks for.
-    pub(super) fn digest_pair(left: &[u8], right: &[u8]) -> (Digest, Digest) {
+    pub(super) fn digest_pair(left: &[u8], right: &[u8], passed: &mut dyn FnMut(usize)) -> (Digest, Digest) {
         assert!(is_available(), "the caller asks first");
         let (mut a, mut b) = (INITIAL, INITIAL);
         let (left_blocks, left_rest) = left.as_chunks::<BLOCK>();
@@ -56,9 +74,18 @@ mod x86 {
         let (left_end, right_end) = (padded(left_rest, left.len()), padded(right_rest, right.len()));
         // SAFETY: the CPU has the instructions, as asserted above.
         unsafe {
-            compress([&mut a, &mut b], [&left_blocks[..both], &right_blocks[..both]]);
-            compress([&mut a], [&left_blocks[both..]]);
-            compress([&mut b], [&right_blocks[both..]]);
+            for start in (0..both).step_by(STEP) {
+                let step = start..both.min(start + STEP);
+                compress([&mut a, &mut b], [&left_blocks[step.clone()], &right_blocks[step.clone()]]);
+                passed(step.end * BLOCK);
+            }
+            for (state, blocks) in [(&mut a, left_blocks), (&mut b, right_blocks)] {
+                for start in (both..blocks.len()).step_by(STEP) {
+                    let step = start..blocks.len().min(start + STEP);
+                    compress([&mut *state], [&blocks[step.clone()]]);
+                    passed(step.end * BLOCK);
+                }
+            }
             compress([&mut a], [left_end.as_chunks().0]);
             compress([&mut b], [right_end.as_chunks().0]);
         }
@@ -164,14 +191,29 @@ mod tests {
         for &left in &lengths {
             for &right in &lengths {
                 let (left, right) = (&bytes[..left], &bytes[bytes.len() - right..]);
-                assert_eq!(digest_pair(left, right), (Digest::of(left), Digest::of(right)));
+                assert_eq!(digest_pair(left, right, &mut |_| {}), (Digest::of(left), Digest::of(right)));
             }
+        }
+    }
+
+    #[test]
+    fn messages_of_several_steps_have_their_digests_and_report_every_step() {
+        let bytes: Vec<u8> = (0..3 * STEP as u32 + 700).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        for lengths in [[bytes.len(), 2 * STEP + 65], [STEP, bytes.len()], [bytes.len(), 0]] {
+            let [left, right] = lengths.map(|length| &bytes[..length]);
+            let mut reports = Vec::new();
+            let digests = digest_pair(left, right, &mut |done| reports.push(done));
+            assert_eq!(digests, (Digest::of(left), Digest::of(right)));
+            reports.sort_unstable();
+            let steps = std::iter::once(&0).chain(&reports).zip(&reports);
+            assert!(steps.into_iter().all(|(before, after)| after - before <= STEP), "{reports:?}");
+            assert!(bytes.len() - reports.last().unwrap() < 64, "{reports:?}");
         }
     }
 
     #[test]
     fn the_digest_of_abc_is_the_standards() {
         let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(digest_pair(b"abc", b"").0.to_string(), known);
+        assert_eq!(digest_pair(b"abc", b"", &mut |_| {}).0.to_string(), known);
     }
 }

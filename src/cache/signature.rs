@@ -47,6 +47,11 @@ impl Signature {
         (self.inode, self.dev) == (other.inode, other.dev)
     }
 
+    /// As it is after a rename that `other` was taken after.
+    pub(super) fn but_for_rename(self, other: &Self) -> Self {
+        Self { ctime_ns: other.ctime_ns, ..self }
+    }
+
     fn but_for_links(self, other: &Self) -> Self {
         Self { ctime_ns: other.ctime_ns, nlink: other.nlink, ..self }
     }

@@ -1,13 +1,14 @@
 //! A `.gguf` file: its tensors under their Hugging Face names, dequantized, with llama.cpp's row order undone.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use anamnesis::{F32Out, GgufType, dequantize_gguf_blocks};
 use anyhow::{Context, Result, bail};
 
 use super::file::MappedFile;
-use super::{Encoding, Layout, Opened, Stored, gguf_header};
+use super::gguf_header::{self, FrontMatter};
+use super::tokenizer::TokenizerSource;
+use super::{Encoding, Layout, Opened, Stored};
 use crate::arch::{GgufTensors, GgufValue, ModelConfig};
 use crate::error::{Fault, OrFault};
 use crate::quant::SourceDtype;
@@ -15,13 +16,16 @@ use crate::quant::SourceDtype;
 /// Opens a file: its config, and where each tensor lies.
 pub(super) fn open(path: &Path) -> Result<Opened> {
     let file = MappedFile::open(path)?;
-    let (config, tensors) = describe(file.bytes()).with_context(|| format!("cannot read `{}`", path.display()))?;
-    Ok(Opened { config, layout: Layout::Gguf, files: vec![file], tensors })
+    let (config, FrontMatter { tensors, tokenizer, .. }) =
+        describe(file.bytes()).with_context(|| format!("cannot read `{}`", path.display()))?;
+    let tokenizer = TokenizerSource::Gguf(tokenizer);
+    Ok(Opened { config, layout: Layout::Gguf, files: vec![file], tensors, tokenizer })
 }
 
 /// Reads the front matter from the bytes of a whole file.
-pub(super) fn describe(bytes: &[u8]) -> Result<(ModelConfig, HashMap<String, Stored>)> {
-    let gguf_header::FrontMatter { metadata, tensors } = gguf_header::read(bytes)?;
+pub(super) fn describe(bytes: &[u8]) -> Result<(ModelConfig, FrontMatter)> {
+    let front = gguf_header::read(bytes)?;
+    let FrontMatter { metadata, tensors, .. } = &front;
     if let Some(GgufValue::Integer(parts @ 2..)) = metadata.get("split.count") {
         bail!(
             Fault::input(format!("the model is split over {parts} files; split GGUF is not read"))
@@ -34,7 +38,7 @@ pub(super) fn describe(bytes: &[u8]) -> Result<(ModelConfig, HashMap<String, Sto
         rope_divisors: tensors.get("rope_freqs.weight").map(|stored| rope_divisors(bytes, stored)).transpose()?,
     };
     let config = ModelConfig::from_gguf(|key| metadata.get(key), facts)?;
-    Ok((config, tensors))
+    Ok((config, front))
 }
 
 fn rope_divisors(bytes: &[u8], stored: &Stored) -> Result<Vec<f32>> {

@@ -1,9 +1,10 @@
 //! The front matter of a GGUF file: metadata and the table of tensors.
 //!
 //! Reads in place and steps over what no model description needs (the tokenizer's arrays are most of the front
-//! matter). Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, versions 2 and 3, little-endian.
+//! matter); where the tokenizer's values lie is remembered, and they are read when asked for. Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, versions 2 and 3, little-endian.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 use anamnesis::GgufType;
 use anyhow::{Context, Result, bail};
@@ -20,10 +21,15 @@ const MAX_DIMENSIONS: u32 = 4;
 const MAX_KEPT: u64 = 4096;
 
 /// What stands before the tensor data.
+#[derive(Debug)]
 pub(super) struct FrontMatter {
     pub(super) metadata: HashMap<String, GgufValue>,
     pub(super) tensors: HashMap<String, Stored>,
+    pub(super) tokenizer: TokenizerValues,
 }
+
+/// Where the values of the keys `tokenizer.*` lie in the file, value types before them.
+pub(super) type TokenizerValues = BTreeMap<String, Range<usize>>;
 
 /// Reads the front matter from the bytes of a whole file.
 ///
@@ -35,10 +41,15 @@ pub(super) fn read(bytes: &[u8]) -> Result<FrontMatter> {
     let tensor_count = cursor.u64()?;
     let metadata_count = cursor.u64()?;
     let mut metadata = HashMap::new();
+    let mut tokenizer = TokenizerValues::new();
     for _ in 0..metadata_count {
         let key = cursor.string().context("metadata key")?;
+        let start = cursor.position;
         let kind = cursor.u32()?;
         let value = cursor.value(kind).with_context(|| format!("metadata `{key}`"))?;
+        if key.starts_with("tokenizer.") {
+            tokenizer.insert(key.clone(), start..cursor.position);
+        }
         if metadata.insert(key.clone(), value).is_some() {
             bail!(Fault::input(format!("metadata `{key}` is there twice")));
         }
@@ -56,7 +67,49 @@ pub(super) fn read(bytes: &[u8]) -> Result<FrontMatter> {
     };
     let data = (cursor.position as u64).next_multiple_of(alignment);
     let tensors = place(table, data, alignment, bytes.len() as u64)?;
-    Ok(FrontMatter { metadata, tensors })
+    Ok(FrontMatter { metadata, tensors, tokenizer })
+}
+
+/// A value of the tokenizer.
+pub(super) enum TokenizerValue<'a> {
+    Scalar(GgufValue),
+    Text(&'a str),
+    Texts(Vec<&'a str>),
+    Integers(Vec<i64>),
+    Floats(Vec<f32>),
+    /// An array of other elements.
+    Other,
+}
+
+/// Reads the value, type first, that `bytes` are.
+///
+/// # Errors
+/// Input faults: as [`read`].
+pub(super) fn tokenizer_value(bytes: &[u8]) -> Result<TokenizerValue<'_>> {
+    let mut cursor = Cursor { bytes, position: 0 };
+    match cursor.u32()? {
+        8 => Ok(TokenizerValue::Text(cursor.text()?)),
+        9 => {
+            let kind = cursor.u32()?;
+            let length = cursor.u64()?;
+            match kind {
+                8 => Ok(TokenizerValue::Texts((0..length).map(|_| cursor.text()).collect::<Result<_>>()?)),
+                6 => {
+                    let floats = (0..length).map(|_| Ok(f32::from_le_bytes(cursor.array()?)));
+                    Ok(TokenizerValue::Floats(floats.collect::<Result<_>>()?))
+                }
+                0..=5 | 10 | 11 => {
+                    let integers = (0..length).map(|_| match cursor.scalar(kind)? {
+                        GgufValue::Integer(value) => Ok(i64::try_from(value).unwrap_or(i64::MAX)),
+                        _ => Ok(0),
+                    });
+                    Ok(TokenizerValue::Integers(integers.collect::<Result<_>>()?))
+                }
+                _ => Ok(TokenizerValue::Other),
+            }
+        }
+        kind => Ok(TokenizerValue::Scalar(cursor.scalar(kind)?)),
+    }
 }
 
 fn read_version(cursor: &mut Cursor<'_>) -> Result<()> {
@@ -224,10 +277,14 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    fn string(&mut self) -> Result<String> {
+    fn text(&mut self) -> Result<&'a str> {
         let length = self.u64()?;
         let text = std::str::from_utf8(self.take(length)?);
-        Ok(text.map_err(|error| Fault::input("a string is not UTF-8").with_source(error))?.to_owned())
+        Ok(text.map_err(|error| Fault::input("a string is not UTF-8").with_source(error))?)
+    }
+
+    fn string(&mut self) -> Result<String> {
+        Ok(self.text()?.to_owned())
     }
 
     fn value(&mut self, kind: u32) -> Result<GgufValue> {

@@ -22,6 +22,9 @@ use crate::error::{Fault, OrFault};
 const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
+/// What the tokenizer is read from, where a repository has it.
+const OPTIONAL: [&str; 4] =
+    ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"];
 /// How often to wait, five seconds each, for another process that downloads the same file.
 const LOCK_WAITS: usize = 720;
 const ELSEWHERE: &str = "use `--model sample`, or a folder: `--model PATH`";
@@ -119,9 +122,10 @@ impl Hub {
         Ok(Self { api, cache, endpoint })
     }
 
-    /// The folder with `config.json`, and `model.safetensors` or the index and its shards, of one commit. What the
-    /// cache lacks is downloaded, continuing where an interrupted download stopped; with all of it cached, no
-    /// connection is made. A branch stays at the commit that was cached.
+    /// The folder with `config.json`, `model.safetensors` or the index and its shards, and the tokenizer's files where
+    /// the repository has them, of one commit. What the cache lacks is downloaded, continuing where an interrupted
+    /// download stopped; with all of it cached, no connection is made. A branch stays at the commit that was cached.
+    /// Where the tokenizer's files alone may be missing and the hub cannot be asked, the folder is given without them.
     ///
     /// # Errors
     /// An input fault: the hub is unreachable, refuses, has no such repository, revision or file, or sent something
@@ -130,8 +134,12 @@ impl Hub {
         let revision = revision.unwrap_or("main");
         let download = Download { hub: self, repo, revision, progress };
         match download.cached()? {
-            Some(folder) => Ok(folder),
-            None => download.run(),
+            None => download.run(&download.info(revision)?),
+            Some(folder) => match download.commit_to_complete(&folder) {
+                None => Ok(folder),
+                // Where the hub is out of reach, what could be baked before still can be.
+                Some(commit) => download.info(&commit).map_or(Ok(folder), |info| download.run(&info)),
+            },
         }
     }
 }
@@ -166,26 +174,52 @@ impl Download<'_> {
         Ok(complete.then_some(folder))
     }
 
-    fn run(&self) -> Result<PathBuf> {
-        let info = self
-            .hub
-            .api
-            .repo(self.at(self.revision))
-            .info()
+    /// The commit of a snapshot folder of which it is not known whether the repository has more of the tokenizer.
+    fn commit_to_complete(&self, folder: &Path) -> Option<String> {
+        let commit = folder.file_name()?.to_str()?;
+        let known = |name: &str| folder.join(name).is_file() || self.absent(commit, name).is_file();
+        (!OPTIONAL.into_iter().all(known)).then(|| commit.to_owned())
+    }
+
+    /// The file by which huggingface_hub remembers that a commit has no file of this name.
+    fn absent(&self, commit: &str, name: &str) -> PathBuf {
+        let mut snapshot = self.hub.cache.repo(self.at(commit)).pointer_path(commit);
+        snapshot.pop();
+        snapshot.with_file_name(".no_exist").join(commit).join(name)
+    }
+
+    fn info(&self, revision: &str) -> Result<RepoInfo> {
+        let answer = self.hub.api.repo(self.at(revision)).info();
+        answer
             .map_err(|error| self.explain(error, None))
-            .with_context(|| format!("cannot look up `{}` at `{}`", self.repo, self.revision))?;
+            .with_context(|| format!("cannot look up `{}` at `{revision}`", self.repo))
+    }
+
+    fn run(&self, info: &RepoInfo) -> Result<PathBuf> {
         if !is_commit(&info.sha) {
             return Err(Fault::input(format!("`{}` names the commit `{}`", self.hub.endpoint, info.sha))
                 .with_hint("check HF_ENDPOINT: this is not how the hub answers")
                 .into());
         }
-        let weights = self.weights_file(&info)?;
+        let weights = self.weights_file(info)?;
         let pinned = self.hub.api.repo(self.at(&info.sha));
         let config = self.file(&pinned, &info.sha, CONFIG)?;
         let first = self.file(&pinned, &info.sha, weights)?;
         if weights == INDEX {
             for shard in self.shards(&first)? {
                 self.file(&pinned, &info.sha, &shard)?;
+            }
+        }
+        for name in OPTIONAL {
+            if info.siblings.iter().any(|file| file.rfilename == name) {
+                self.file(&pinned, &info.sha, name)?;
+            } else {
+                let absent = self.absent(&info.sha, name);
+                let note = || -> std::io::Result<()> {
+                    std::fs::create_dir_all(absent.parent().unwrap_or(&absent))?;
+                    std::fs::write(&absent, b"")
+                };
+                note().or_fault(|| Fault::input(format!("cannot write `{}`", absent.display())))?;
             }
         }
         self.hub

@@ -14,19 +14,22 @@ pub mod sample;
 pub mod source;
 #[cfg(test)]
 mod tests;
+mod tokenizer;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anamnesis::GgufType;
 use anyhow::{Context, Result, bail};
 
-use crate::arch::{Architecture, BlockTensor, ModelConfig};
+use crate::arch::{Architecture, ModelConfig, ModelTensor};
 use crate::error::Fault;
 use crate::quant::SourceDtype;
 use file::MappedFile;
 use gguf::RowOrder;
+use tokenizer::TokenizerSource;
 
 pub use file::SourceFile;
 
@@ -44,6 +47,7 @@ pub struct Checkpoint {
     sources: Vec<SourceFile>,
     files: Vec<MappedFile>,
     tensors: HashMap<String, Stored>,
+    tokenizer: TokenizerSource,
 }
 
 /// How Hugging Face names lead to the names in the file.
@@ -62,6 +66,7 @@ struct Opened {
     layout: Layout,
     files: Vec<MappedFile>,
     tensors: HashMap<String, Stored>,
+    tokenizer: TokenizerSource,
 }
 
 /// Where a tensor lies and how.
@@ -120,6 +125,29 @@ pub struct TensorRef {
     order: RowOrder,
 }
 
+impl TensorRef {
+    /// Some rows of a matrix, as a tensor of its own with the same name.
+    ///
+    /// # Errors
+    /// It is no matrix, has no such rows, or its rows are not stored in order.
+    pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
+        let &[all, columns] = &self.shape[..] else {
+            bail!("tensor `{}` has shape {:?}, no rows", self.name, self.shape);
+        };
+        let stored_row = self.length.checked_div(all as u64).unwrap_or_default();
+        let whole = rows.start < rows.end && rows.end <= all && stored_row * all as u64 == self.length;
+        if !whole || !matches!(self.order, RowOrder::Kept) {
+            bail!("rows {} to {} of tensor `{}`, {:?}, cannot be taken", rows.start, rows.end, self.name, self.shape);
+        }
+        Ok(Self {
+            shape: vec![rows.len(), columns],
+            offset: self.offset + rows.start as u64 * stored_row,
+            length: rows.len() as u64 * stored_row,
+            ..self.clone()
+        })
+    }
+}
+
 /// Values of a tensor, row-major, little-endian, in Hugging Face order; not aligned.
 #[derive(Clone, Copy, Debug)]
 pub struct Values<'a> {
@@ -154,9 +182,9 @@ impl Checkpoint {
                 _ => fault,
             });
         };
-        let Opened { config, layout, files, tensors } = opened;
+        let Opened { config, layout, files, tensors, tokenizer } = opened;
         let sources = files.iter().map(|file| file.source().clone()).collect();
-        Ok(Self { path: path.to_owned(), config, layout, sources, files, tensors })
+        Ok(Self { path: path.to_owned(), config, layout, sources, files, tensors, tokenizer })
     }
 
     /// What the model's files say about it.
@@ -174,15 +202,23 @@ impl Checkpoint {
     /// # Errors
     /// An input fault that names file and tensor: missing, of another shape (both are given), or of a dtype that is
     /// not read.
-    pub fn block_tensor(&self, block: usize, tensor: &BlockTensor) -> Result<TensorRef> {
-        let found = self.tensor(&format!("model.layers.{block}.{}", tensor.role))?;
-        if found.shape != tensor.shape {
+    pub fn block_tensor(&self, block: usize, tensor: &ModelTensor) -> Result<TensorRef> {
+        self.tensor_shaped(&format!("model.layers.{block}.{}", tensor.role), &tensor.shape)
+    }
+
+    /// [`Self::tensor`], of a given shape.
+    ///
+    /// # Errors
+    /// As [`Self::block_tensor`].
+    pub fn tensor_shaped(&self, hugging_face: &str, shape: &[usize]) -> Result<TensorRef> {
+        let found = self.tensor(hugging_face)?;
+        if found.shape != shape {
             bail!(Fault::input(format!(
                 "tensor `{}` in `{}` has shape {:?}; the model's config asks for {:?}",
                 found.name,
                 self.sources[found.file].path.display(),
                 found.shape,
-                tensor.shape
+                shape
             )));
         }
         Ok(found)
@@ -295,7 +331,13 @@ impl Checkpoint {
 
     /// Gives back the memory that reading the tensor's stored bytes took. They can still be read.
     pub fn release(&self, tensor: &TensorRef) {
-        self.files[tensor.file].release(tensor.offset as usize, tensor.length as usize);
+        self.release_bytes(tensor, 0..tensor.length);
+    }
+
+    /// [`Self::release`] for some of the stored bytes; those beyond the tensor's end do not count.
+    pub fn release_bytes(&self, tensor: &TensorRef, bytes: Range<u64>) {
+        let (start, end) = (bytes.start.min(tensor.length), bytes.end.min(tensor.length));
+        self.files[tensor.file].release((tensor.offset + start) as usize, end.saturating_sub(start) as usize);
     }
 
     /// Checks that no file was written, truncated or replaced since [`Self::open`]. Call it before each block: reading

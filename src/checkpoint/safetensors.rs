@@ -15,6 +15,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
 use super::file::{MappedFile, read_json};
+use super::tokenizer::TokenizerSource;
 use super::{Encoding, Layout, Opened, Stored};
 use crate::arch::ModelConfig;
 use crate::error::{Fault, OrFault};
@@ -44,7 +45,7 @@ pub(super) fn open(folder: &Path) -> Result<Opened> {
     // A model saved without its head lacks the prefix, and transformers reads both.
     let bare = tensors.contains_key("embed_tokens.weight") && !tensors.contains_key("model.embed_tokens.weight");
     let layout = Layout::HuggingFace { prefix: if bare { "" } else { "model." } };
-    Ok(Opened { config, layout, files, tensors })
+    Ok(Opened { config, layout, files, tensors, tokenizer: TokenizerSource::Folder })
 }
 
 fn no_model(folder: &Path, missing: &str) -> Fault {

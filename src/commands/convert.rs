@@ -1,22 +1,26 @@
 //! `anebake convert`
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
 use serde::Serialize;
 
+use super::judge::{Judgement, judge};
 use super::{Opened, default_jobs, total_size};
+use crate::bake::ends;
 use crate::bake::manifest::BakeManifest;
-use crate::bake::output::{Publication, Published, publish};
+use crate::bake::output::{Contents, Item, Publication, publish};
+use crate::bake::part::Part;
 use crate::bake::pipeline::{Options, Outcome};
+use crate::cache::BlobRef;
 use crate::cli::{Convert, Global};
 use crate::coremltools;
-use crate::error::Fault;
+use crate::error::{Fault, Status};
 use crate::ui::{Ui, bytes};
 
-/// How often a bake is repeated for blocks whose cached files turn out to be damaged while they are published.
+/// How often a bake is repeated for parts whose cached files turn out to be damaged while they are published.
 const REPAIRS: usize = 3;
 
 #[derive(Serialize)]
@@ -24,52 +28,64 @@ struct Summary<'a> {
     out: &'a std::path::Path,
     recipe: &'a str,
     model: &'a str,
+    /// Blocks among the parts; the others are head and embedding.
     blocks: usize,
+    parts: usize,
     baked: usize,
     cached: usize,
     repaired: usize,
     packages_written: usize,
+    files_written: usize,
     packages_removed: usize,
     bytes: u64,
     seconds: f64,
     python_started: bool,
+    gate: &'a Judgement,
 }
 
 pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let start = Instant::now();
     let opened =
-        Opened::new(&options.selection, options.baker.engine.into(), |layers| options.blocks.of(layers), global, ui)?;
+        Opened::new(&options.selection, options.baker.engine.into(), |layers| options.parts.of(layers), global, ui)?;
     let run_options =
         Options { jobs: options.jobs.unwrap_or_else(default_jobs), force: options.force, frozen: options.frozen };
     let bake = opened.bake(&opened.plan);
-    let progress = ui.bake_progress(opened.plan.blocks.len());
-    let mut outcomes: BTreeMap<usize, Outcome> =
-        bake.run(run_options, &progress, &|_| true)?.into_iter().map(|outcome| (outcome.index, outcome)).collect();
+    let progress = ui.bake_progress(opened.plan.parts.len());
+    let mut outcomes: BTreeMap<Part, Outcome> =
+        bake.run(run_options, &progress, &|_| true)?.into_iter().map(|outcome| (outcome.part, outcome)).collect();
     drop(progress);
     let mut repaired = 0;
-    let published = loop {
+    let (published, ends) = loop {
+        let ends = ends::files(&bake)?;
         let list: Vec<Outcome> = outcomes.values().cloned().collect();
         let seconds = start.elapsed().as_secs_f64();
-        let manifest =
-            BakeManifest::new(&opened.plan, &opened.recipe, &opened.checkpoint, &opened.label, &list, seconds)?;
-        let blocks: Vec<_> = list.iter().map(|outcome| (outcome.index, &outcome.block)).collect();
-        match publish(&opened.cache, &options.out, manifest, &blocks, options.blocks.only.is_some())? {
-            Publication::Done(published) => break published,
+        let Opened { plan, recipe, checkpoint, label, .. } = &opened;
+        let manifest = BakeManifest::new(plan, recipe, checkpoint, label, &list, &ends.files, seconds)?;
+        let mut items: Vec<Item<'_>> = list.iter().map(Item::of).collect::<Result<_>>()?;
+        let file = |(path, blob): &(String, BlobRef)| Item { path: path.clone(), contents: Contents::File(*blob) };
+        items.extend(ends.files.iter().map(file));
+        match publish(&opened.cache, &options.out, manifest, &items, options.parts.only.is_some())? {
+            Publication::Done(published) => break (published, ends),
             Publication::Damaged(damaged) => {
                 repaired += damaged.len();
-                if repaired > REPAIRS * outcomes.len() {
+                if repaired > REPAIRS * items.len() {
                     return Err(Fault::input("files of the cache are damaged again and again")
                         .with_hint("check the disk, or use another `--cache-dir`")
                         .into());
                 }
-                ui.warn(format!("cached files of {} were damaged; baking them again", block_list(&damaged)));
+                let names: Vec<&str> = damaged.iter().map(String::as_str).collect();
+                ui.warn(format!("cached files of {} were damaged; baking them again", names.join(", ")));
+                let again = |part: Part| damaged.contains(&part.path());
                 let progress = ui.bake_progress(damaged.len());
-                for outcome in bake.run(run_options, &progress, &|index| damaged.contains(&index))? {
-                    outcomes.insert(outcome.index, outcome);
+                for outcome in bake.run(run_options, &progress, &again)? {
+                    outcomes.insert(outcome.part, outcome);
                 }
             }
         }
     };
+    if opened.plan.chain.is_some() && !ends.tokenizer {
+        ui.note("anebake: warning: the checkpoint has no tokenizer: the output takes and gives numbers, no text");
+    }
     let outcomes: Vec<Outcome> = outcomes.into_values().collect();
     if opened.cache.damage_seen() > 0 {
         ui.warn(format!("{} damaged files of the cache were found; they are made anew", opened.cache.damage_seen()));
@@ -77,57 +93,73 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
     if let Err(error) = opened.cache.collect_if_due(&super::cache::limits()?) {
         ui.warn(format!("the cache could not be collected: {error:#}"));
     }
-    report(options, &opened, &outcomes, published, repaired, start.elapsed().as_secs_f64(), ui)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn report(
-    options: &Convert,
-    opened: &Opened,
-    outcomes: &[Outcome],
-    published: Published,
-    repaired: usize,
-    seconds: f64,
-    ui: &Ui,
-) -> Result<()> {
-    let cached = outcomes.iter().filter(|outcome| outcome.cached).count();
     let guarded: usize =
-        outcomes.iter().flat_map(|outcome| &outcome.block.tensors).map(|report| report.guarded.len()).sum();
+        outcomes.iter().flat_map(|outcome| &outcome.baked.tensors).map(|report| report.guarded.len()).sum();
     if guarded > 0 {
         ui.warn(format!(
             "{guarded} rows or groups are all zero, tiny or huge; their scales differ from what coremltools would \
              write (`manifest.json` lists them under `guarded`)"
         ));
     }
+    let seconds = start.elapsed().as_secs_f64();
+    if !ui.is_json() {
+        report(options, &opened, &outcomes, seconds, ui);
+    }
+    let judgement = if options.no_gate {
+        Judgement::skipped("--no-gate")
+    } else if opened.plan.chain.is_none() {
+        Judgement::skipped("only some parts were baked")
+    } else if !ends.tokenizer {
+        Judgement::skipped("the checkpoint has no tokenizer")
+    } else {
+        judge(&opened, &options.out, published.gate.clone(), ui)?
+    };
     if ui.is_json() {
-        return ui.json(&Summary {
+        let cached = outcomes.iter().filter(|outcome| outcome.cached).count();
+        ui.json(&Summary {
             out: &options.out,
             recipe: &opened.recipe.name,
             model: &opened.label,
-            blocks: outcomes.len(),
+            blocks: blocks(&outcomes),
+            parts: outcomes.len(),
             baked: outcomes.len() - cached,
             cached,
             repaired,
-            packages_written: published.written,
-            packages_removed: published.removed,
-            bytes: total_size(outcomes),
+            packages_written: published.packages_written,
+            files_written: published.files_written,
+            packages_removed: published.packages_removed,
+            bytes: total_size(&outcomes),
             seconds,
             python_started: coremltools::started(),
-        });
+            gate: &judgement,
+        })?;
     }
+    let failed = judgement.passed == Some(false);
+    Ok(if failed && opened.recipe.gate.enforce { ExitCode::from(Status::CheckFailed as u8) } else { ExitCode::SUCCESS })
+}
+
+fn blocks(outcomes: &[Outcome]) -> usize {
+    outcomes.iter().filter(|outcome| matches!(outcome.part, Part::Block(_))).count()
+}
+
+/// What was baked, in words.
+fn report(options: &Convert, opened: &Opened, outcomes: &[Outcome], seconds: f64, ui: &Ui) {
+    let cached = outcomes.iter().filter(|outcome| outcome.cached).count();
+    let blocks = blocks(outcomes);
+    let others = outcomes.iter().filter(|outcome| !matches!(outcome.part, Part::Block(_)));
+    let mut what = Vec::from([if blocks == 1 { "1 block".to_owned() } else { format!("{blocks} blocks") }]);
+    what.extend(others.map(|outcome| outcome.part.name()));
+    let left_out = match opened.plan.chain {
+        Some(_) => "",
+        None => "; without the ends of the chain: `--only` writes no `chain.json`",
+    };
     ui.note(format!(
-        "{} blocks of {} by {}: {} baked, {cached} cached, {} in `{}`, {seconds:.2} s",
-        outcomes.len(),
+        "{} of {} by {}: {} baked, {cached} cached, {} in `{}`, {seconds:.2} s{left_out}",
+        what.join(", "),
         opened.label,
         opened.recipe.name,
         outcomes.len() - cached,
         bytes(total_size(outcomes)),
         options.out.display(),
     ));
-    Ok(())
-}
-
-fn block_list(blocks: &BTreeSet<usize>) -> String {
-    let names: Vec<String> = blocks.iter().map(|index| format!("block {index}")).collect();
-    names.join(", ")
 }

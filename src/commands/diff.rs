@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::bake::manifest::{BakeManifest, FILE_NAME};
+use crate::bake::manifest::{BakeManifest, FILE_NAME, FileRecord};
 use crate::cache::{Change, difference};
 use crate::cli::Diff;
 use crate::error::{Fault, Status};
@@ -22,6 +22,8 @@ struct Report {
     only_left: Vec<String>,
     only_right: Vec<String>,
     packages: Vec<PackageReport>,
+    /// Files beside the packages that differ.
+    files: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -63,28 +65,30 @@ fn packages(left: &Path, right: &Path) -> Result<Report> {
     let equal = difference.same_weight_file && difference.same_model_file;
     let name = left.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let packages = if equal { vec![] } else { vec![PackageReport { name, difference }] };
-    Ok(Report { equal, inputs: vec![], only_left: vec![], only_right: vec![], packages })
+    Ok(Report { equal, inputs: vec![], only_left: vec![], only_right: vec![], packages, files: vec![] })
 }
 
 fn bakes(left: &Path, right: &Path) -> Result<Report> {
     let (a, b) = (manifest(left)?, manifest(right)?);
     let inputs = difference(&inputs(&a)?, &inputs(&b)?);
-    let lacks = |m: &BakeManifest, index: usize| m.blocks.iter().all(|block| block.index != index);
+    let lacks = |m: &BakeManifest, path: &str| m.paths().all(|other| other != path);
     let only = |from: &BakeManifest, other: &BakeManifest| {
-        from.blocks.iter().filter(|block| lacks(other, block.index)).map(|block| block.path.clone()).collect()
+        from.paths().filter(|path| lacks(other, path)).map(str::to_owned).collect()
     };
     let mut packages = Vec::new();
-    for block in &a.blocks {
-        let Some(other) = b.blocks.iter().find(|other| other.index == block.index) else { continue };
-        if block.sha256 != other.sha256 {
+    for record in a.packages() {
+        let Some(other) = b.packages().find(|other| other.path == record.path) else { continue };
+        if record.sha256 != other.sha256 {
             let difference =
-                compare(&Package::open(&left.join(&block.path))?, &Package::open(&right.join(&other.path))?)?;
-            packages.push(PackageReport { name: block.path.clone(), difference });
+                compare(&Package::open(&left.join(&record.path))?, &Package::open(&right.join(&other.path))?)?;
+            packages.push(PackageReport { name: record.path.clone(), difference });
         }
     }
+    let differs = |file: &&FileRecord| b.files.iter().any(|other| other.path == file.path && *other != **file);
+    let files: Vec<String> = a.files.iter().filter(differs).map(|file| file.path.clone()).collect();
     let (only_left, only_right): (Vec<String>, Vec<String>) = (only(&a, &b), only(&b, &a));
-    let equal = packages.is_empty() && only_left.is_empty() && only_right.is_empty();
-    Ok(Report { equal, inputs, only_left, only_right, packages })
+    let equal = packages.is_empty() && files.is_empty() && only_left.is_empty() && only_right.is_empty();
+    Ok(Report { equal, inputs, only_left, only_right, packages, files })
 }
 
 fn manifest(out: &Path) -> Result<BakeManifest> {
@@ -134,6 +138,9 @@ fn print(report: &Report, ui: &Ui) -> Result<()> {
         if difference.ops.is_empty() && difference.values.is_empty() {
             ui.data("  same ops and weights; names, metadata or small constants in `model.mlmodel` differ")?;
         }
+    }
+    for name in &report.files {
+        ui.data(format!("{name}  differs"))?;
     }
     if report.equal {
         ui.data("equal")?;

@@ -6,9 +6,12 @@ mod convert;
 mod diff;
 mod doctor;
 mod explain;
+mod gate;
 mod inspect;
+mod judge;
 mod plan;
 mod recipe;
+mod run;
 mod verify;
 
 use std::process::ExitCode;
@@ -16,8 +19,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 
+use crate::bake::part::{Part, choose_parts};
 use crate::bake::pipeline::{Bake, Outcome};
-use crate::bake::plan::{Engine, Plan, choose_blocks, model_label};
+use crate::bake::plan::{Engine, Plan, model_label};
 use crate::cache::{Cache, remove_own_temporaries};
 use crate::checkpoint::Checkpoint;
 use crate::cli::{self, Cli, Command, Global, Selection};
@@ -34,7 +38,7 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// # Errors
 /// Whatever stops it; [`crate::error::status`] tells the exit status.
 pub fn run(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
-    catch_interrupts()?;
+    catch_interrupts(matches!(cli.command, Command::Run(_)))?;
     let result = dispatch(cli, ui);
     if result.is_err() && INTERRUPTED.load(Ordering::SeqCst) {
         // The failure is that of a writer whose temporary folder is gone; the thread that removed it ends the process.
@@ -54,6 +58,8 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
         Command::Inspect(options) => inspect::run(options, ui),
         Command::Diff(options) => diff::run(options, ui),
         Command::Verify(options) => verify::run(options, global, ui),
+        Command::Gate(options) => gate::run(options, global, ui),
+        Command::Run(options) => run::run(options, ui),
         Command::Doctor => doctor::run(global, ui),
         Command::Recipe(command) => recipe::run(command, ui),
         Command::Cache(command) => cache::run(command, global, ui),
@@ -64,14 +70,14 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
 /// Ends the process on Ctrl-C or SIGTERM with status 130, after removing what it had half written. A thread of its own
 /// does it, so that it works while Python or a long write is busy.
 #[expect(clippy::exit, reason = "the one place where a signal ends the process")]
-fn catch_interrupts() -> Result<()> {
+fn catch_interrupts(bakes_nothing: bool) -> Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
         .or_fault(|| Fault::environment("cannot listen for Ctrl-C"))?;
     std::thread::spawn(move || {
         if signals.forever().next().is_some() {
             INTERRUPTED.store(true, Ordering::SeqCst);
             remove_own_temporaries();
-            crate::ui::interrupted();
+            crate::ui::interrupted(bakes_nothing);
             std::process::exit(Status::Interrupted as i32);
         }
     });
@@ -89,12 +95,12 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Opens recipe, environment, checkpoint and cache, and plans the bake of the blocks that `blocks` takes from
-    /// their number.
+    /// Opens recipe, environment, checkpoint and cache, and plans the bake of the parts that `parts` chooses, given the
+    /// number of blocks.
     pub fn new(
         selection: &Selection,
         engine: Engine,
-        blocks: impl FnOnce(usize) -> Result<Vec<usize>>,
+        parts: impl FnOnce(usize) -> Result<Vec<Part>>,
         global: &Global,
         ui: &Ui,
     ) -> Result<Self> {
@@ -113,8 +119,8 @@ impl Opened {
         let checkpoint = Checkpoint::open(&path)?;
         let cache = Cache::open(global.cache_dir.as_deref())?;
         let label = model_label(&source);
-        let blocks = blocks(checkpoint.config().layers)?;
-        let plan = Plan::new(&recipe, &checkpoint, &label, &environment, engine, &blocks).or_else(|error| {
+        let parts = parts(checkpoint.config().layers)?;
+        let plan = Plan::new(&recipe, &checkpoint, &label, &environment, engine, &parts).or_else(|error| {
             // The whole list of what is wrong with the checkpoint says more than the first tensor that a plan misses.
             checkpoint.check()?;
             Err(error)
@@ -124,8 +130,8 @@ impl Opened {
 
     /// The same inputs for another engine.
     pub fn plan_for(&self, engine: Engine) -> Result<Plan> {
-        let blocks: Vec<usize> = self.plan.blocks.iter().map(|block| block.index).collect();
-        Plan::new(&self.recipe, &self.checkpoint, &self.label, &self.environment, engine, &blocks)
+        let parts: Vec<Part> = self.plan.parts.iter().map(|planned| planned.part).collect();
+        Plan::new(&self.recipe, &self.checkpoint, &self.label, &self.environment, engine, &parts)
     }
 
     /// What a run of `plan` needs.
@@ -134,10 +140,10 @@ impl Opened {
     }
 }
 
-impl cli::Blocks {
-    /// The chosen ones of so many blocks.
-    fn of(&self, layers: usize) -> Result<Vec<usize>> {
-        choose_blocks(self.only.as_deref(), layers)
+impl cli::Parts {
+    /// The chosen ones of a model with so many blocks.
+    fn of(&self, layers: usize) -> Result<Vec<Part>> {
+        choose_parts(self.only.as_deref(), layers)
     }
 }
 
@@ -155,7 +161,7 @@ pub(crate) fn default_jobs() -> std::num::NonZeroUsize {
     std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN)
 }
 
-/// Bytes of all packages.
+/// Bytes of all parts.
 pub(crate) fn total_size(outcomes: &[Outcome]) -> u64 {
-    outcomes.iter().map(|outcome| outcome.block.size()).sum()
+    outcomes.iter().map(|outcome| outcome.baked.size()).sum()
 }

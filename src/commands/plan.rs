@@ -16,7 +16,7 @@ use crate::ui::{Ui, bytes};
 struct Report {
     recipe: String,
     model: String,
-    blocks: Vec<Block>,
+    parts: Vec<Part>,
     cached: usize,
     to_bake: usize,
     bytes: u64,
@@ -27,8 +27,9 @@ struct Report {
 }
 
 #[derive(Serialize)]
-struct Block {
-    index: usize,
+struct Part {
+    /// `block-00`, `head`, `embedding`.
+    name: String,
     cached: bool,
     reason: Option<String>,
     bytes: u64,
@@ -37,13 +38,13 @@ struct Block {
 
 pub(super) fn run(options: &Plan, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let opened =
-        Opened::new(&options.selection, options.baker.engine.into(), |layers| options.blocks.of(layers), global, ui)?;
-    let blocks = survey(&opened.bake(&opened.plan), default_jobs())?;
-    let missing: Vec<&Surveyed> = blocks.iter().filter(|block| block.cached.is_none()).collect();
-    let needed: u64 = missing.iter().map(|block| block.bytes).sum();
+        Opened::new(&options.selection, options.baker.engine.into(), |layers| options.parts.of(layers), global, ui)?;
+    let parts = survey(&opened.bake(&opened.plan), default_jobs())?;
+    let missing: Vec<&Surveyed> = parts.iter().filter(|part| part.cached.is_none()).collect();
+    let needed: u64 = missing.iter().map(|part| part.bytes).sum();
     let templates = missing.iter().filter_map(|surveyed| {
-        let block = opened.plan.blocks.iter().find(|block| block.index == surveyed.index)?;
-        Some(opened.plan.template_action(block).1)
+        let planned = opened.plan.parts.iter().find(|planned| planned.part == surveyed.part)?;
+        planned.part.is_package().then(|| opened.plan.template_action(planned).1)
     });
     let mut python_needed = false;
     for key in templates.collect::<std::collections::HashSet<_>>() {
@@ -52,21 +53,22 @@ pub(super) fn run(options: &Plan, global: &Global, ui: &Ui) -> Result<ExitCode> 
     let report = Report {
         recipe: opened.recipe.name.clone(),
         model: opened.label.clone(),
-        cached: blocks.len() - missing.len(),
+        cached: parts.len() - missing.len(),
         to_bake: missing.len(),
-        bytes: blocks.iter().map(|block| block.bytes).sum(),
+        bytes: parts.iter().map(|part| part.bytes).sum(),
         cache_bytes_needed: needed,
         cache_bytes_free: free_space(opened.cache.root()),
         out_bytes_free: free_space(&options.out),
-        python_needed: python_needed || (opened.plan.engine.needs_python() && !missing.is_empty()),
-        blocks: blocks
+        python_needed: python_needed
+            || (opened.plan.engine.needs_python() && missing.iter().any(|surveyed| surveyed.part.is_package())),
+        parts: parts
             .iter()
-            .map(|block| Block {
-                index: block.index,
-                cached: block.cached.is_some(),
-                reason: block.reason.as_ref().map(ToString::to_string),
-                bytes: block.bytes,
-                key: block.key.to_string(),
+            .map(|surveyed| Part {
+                name: surveyed.part.name(),
+                cached: surveyed.cached.is_some(),
+                reason: surveyed.reason.as_ref().map(ToString::to_string),
+                bytes: surveyed.bytes,
+                key: surveyed.key.to_string(),
             })
             .collect(),
     };
@@ -87,18 +89,18 @@ pub(super) fn run(options: &Plan, global: &Global, ui: &Ui) -> Result<ExitCode> 
 
 fn print(report: &Report, ui: &Ui) -> Result<()> {
     let rows: Vec<Vec<String>> = report
-        .blocks
+        .parts
         .iter()
-        .map(|block| {
+        .map(|part| {
             vec![
-                format!("block-{:02}", block.index),
-                if block.cached { "cached" } else { "bake" }.to_owned(),
-                bytes(block.bytes),
-                block.reason.clone().unwrap_or_default(),
+                part.name.clone(),
+                if part.cached { "cached" } else { "bake" }.to_owned(),
+                bytes(part.bytes),
+                part.reason.clone().unwrap_or_default(),
             ]
         })
         .collect();
-    ui.table(&["block", "action", "size", "reason"], &rows, &[2])?;
+    ui.table(&["part", "action", "size", "reason"], &rows, &[2])?;
     let python = if report.python_needed { "coremltools makes the template" } else { "Python is not needed" };
     ui.data(format!(
         "\n{} by {}: {} cached, {} to bake, {} in all; {python}",

@@ -15,31 +15,41 @@ use std::path::Path;
 /// Name of the package that either engine leaves in its folder.
 pub const PACKAGE: &str = "package.mlpackage";
 
-/// Name of the folder of probe values beside a template: `<role>.bin`, little-endian, row-major.
+/// Name of the folder of probe values beside a template.
 pub const PROBES: &str = "probe";
 
 /// What a template holds besides its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TemplateReply {
-    /// Every tensor of the block, in the order of first use.
+    /// Every tensor of the part, in the order of first use.
     pub tensors: Vec<TemplateTensor>,
     /// Names of the consts that lie in weight.bin and are no weights: RoPE tables. The same in every block.
     pub statics: Vec<String>,
-    /// SHA-256, in hex, over role, NUL and probe values of each tensor in order.
-    pub probe_sha256: String,
 }
 
 /// One tensor of a template.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TemplateTensor {
-    /// Name below `model.layers.N.`.
+    /// Its role, as `arch` names it.
     pub role: String,
     /// Name of the const; where there is a scheme, the graph has `<const>_quantized` with inputs `data` and `scale`.
     pub r#const: String,
     /// How it is quantized; none where it is stored in the compute dtype.
     pub scheme: Option<TemplateScheme>,
+    /// Where its probe values lie.
+    pub probe: TemplateProbe,
+}
+
+/// Where the probe values of a tensor lie: row-major and little-endian, float16 for float16 compute, else float32.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateProbe {
+    /// Name of the file in [`PROBES`].
+    pub file: String,
+    /// Offset of the first value in bytes.
+    pub offset: u64,
 }
 
 /// How a tensor of a template is quantized, linear-symmetric.
@@ -68,8 +78,8 @@ impl Python {
         })
     }
 
-    /// Authors and converts one block filled with probe values, without any pass of coremltools. `folder` gets
-    /// [`PACKAGE`], normalised, and [`PROBES`] (float16 for float16 compute, else float32).
+    /// Authors and converts one part filled with probe values, without any pass of coremltools. `folder` gets
+    /// [`PACKAGE`], normalised, and [`PROBES`].
     ///
     /// # Errors
     /// A usage fault where a tensor or its scales would not lie in weight.bin (per_tensor, fewer than 10 elements) or a
@@ -80,7 +90,7 @@ impl Python {
         })
         .map_err(|error| match error.downcast::<Fault>() {
             Ok(fault) if fault.status() == crate::error::Status::Usage => {
-                fault.with_hint("pass `--engine coremltools`, which bakes every block by itself").into()
+                fault.with_hint("pass `--engine coremltools`, which bakes every package by itself").into()
             }
             Ok(fault) => fault.into(),
             Err(error) => error,
@@ -88,22 +98,22 @@ impl Python {
         serde_json::from_str(&reply).or_fault(|| Fault::environment("a template's reply is not what it should be"))
     }
 
-    /// Bakes one block as a user of coremltools would: default passes, `linear_quantize_weights`,
-    /// `save_multifunction`. `tensors` are the block's by role, in checkpoint shape; `folder` gets [`PACKAGE`],
-    /// normalised. Takes seconds and several times the memory of the block.
+    /// Bakes one part as a user of coremltools would: default passes, `linear_quantize_weights`,
+    /// `save_multifunction`. `tensors` are the part's by role, in checkpoint shape; `folder` gets [`PACKAGE`],
+    /// normalised. Takes seconds and several times the memory of the part.
     ///
     /// # Errors
     /// A usage fault where coremltools leaves a tensor unquantized that the request wants quantized; an environment
     /// fault where Python fails.
-    pub fn convert_block(&self, request: &Value, tensors: &[(String, SourceArray<'_>)], folder: &Path) -> Result<()> {
-        attached("baking a block with coremltools", |py| {
+    pub fn convert(&self, request: &Value, tensors: &[(String, SourceArray<'_>)], folder: &Path) -> Result<()> {
+        attached("baking a package with coremltools", |py| {
             let from_bytes = py.import("anebake.arrays")?.getattr("from_bytes")?;
             let arrays = PyDict::new(py);
             for (role, tensor) in tensors {
                 let bytes = PyArray1::from_slice(py, tensor.bytes);
                 arrays.set_item(role, from_bytes.call1((tensor.dtype_name(), tensor.shape.clone(), bytes))?)?;
             }
-            py.import("anebake.bake")?.call_method1("convert_block", (request.to_string(), arrays, folder))?;
+            py.import("anebake.bake")?.call_method1("convert", (request.to_string(), arrays, folder))?;
             Ok(())
         })
         .with_context(|| format!("cannot bake into `{}`", folder.display()))

@@ -13,7 +13,7 @@ mod oracle;
 mod sources;
 
 pub use array::{Array, ArrayDtype, SourceArray};
-pub use engine::{PACKAGE, PROBES, TemplateReply, TemplateScheme, TemplateTensor};
+pub use engine::{PACKAGE, PROBES, TemplateProbe, TemplateReply, TemplateScheme, TemplateTensor};
 pub use environment::{Environment, ToolVersions};
 pub use exception::{PythonError, traceback};
 pub use interpreter::{Python, started};

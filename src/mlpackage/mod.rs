@@ -12,7 +12,7 @@ use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use prost::Message;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
@@ -99,6 +99,19 @@ impl Package {
     /// The whole of `weight.bin`; empty where the package has none.
     pub fn weights(&self) -> &[u8] {
         self.weights.as_deref().unwrap_or_default()
+    }
+
+    /// Gives back the memory that reading `weight.bin` up to an offset took. It can still be read.
+    pub fn release_weights(&self, end: usize) {
+        let Some(map) = &self.weights else { return };
+        let end = end.min(map.len()) / rustix::param::page_size() * rustix::param::page_size();
+        if end > 0 {
+            // SAFETY: the map is read-only and backed by the file: a dropped page is read from the file again when it
+            // is next touched, so that borrowed slices keep showing the file's bytes.
+            let released = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, 0, end) };
+            // Only memory use depends on it.
+            drop(released);
+        }
     }
 
     /// Every use of the blob file, function by function in program order.

@@ -108,7 +108,7 @@ pub struct Package {
 }
 
 /// What the chain of packages must reach to pass.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Gate {
     /// Least cosine between a step's logits and the baseline's.
@@ -122,6 +122,8 @@ pub struct Gate {
     pub steps: usize,
     /// Whether a missed gate fails the command.
     pub enforce: bool,
+    /// Texts that the chain continues; at least one.
+    pub prompts: Vec<String>,
 }
 
 /// The model of a recipe.
@@ -217,7 +219,8 @@ impl Override {
         Ok(Self { tensors, whole, weights })
     }
 
-    /// The pattern as written. It must match a tensor's whole name: `layers.N.<role>` without `.weight`.
+    /// The pattern as written. It must match a tensor's whole name without `.weight`: `layers.N.<role>`, or
+    /// [`OUTPUT_MATRIX`].
     pub fn tensors(&self) -> &str {
         &self.tensors
     }
@@ -227,8 +230,8 @@ impl Override {
         self.weights
     }
 
-    fn matches(&self, block: usize, role: &str) -> bool {
-        self.whole.is_match(&tensor_name(block, role))
+    fn matches(&self, name: &str) -> bool {
+        self.whole.is_match(name)
     }
 }
 
@@ -237,6 +240,9 @@ impl PartialEq for Override {
         self.tensors == other.tensors && self.weights == other.weights
     }
 }
+
+/// Name of the output matrix, also where it is the embedding table.
+pub const OUTPUT_MATRIX: &str = "lm_head";
 
 fn tensor_name(block: usize, role: &str) -> String {
     format!("layers.{block}.{}", role.strip_suffix(".weight").unwrap_or(role))
@@ -325,6 +331,11 @@ impl Recipe {
                 .into());
             }
         }
+        if document.gate.prompts.is_empty() {
+            return Err(Fault::usage(format!("{}: `gate.prompts` is empty", origin("gate.prompts")))
+                .with_hint("name at least one prompt, or remove the key: there are five by default")
+                .into());
+        }
         let source = document.model.source.as_deref().map(str::parse).transpose()?;
         let mut recipe = Self {
             name: document.name.unwrap_or(fallback_name),
@@ -348,24 +359,30 @@ impl Recipe {
 
     /// The weights of one tensor. `role` is its name below `model.layers.N.`, with or without `.weight`.
     pub fn weights_for(&self, block: usize, role: &str) -> Weights {
-        let matching = self.overrides.iter().rev().find(|entry| entry.matches(block, role));
+        self.weights_of(&tensor_name(block, role))
+    }
+
+    /// The weights of the tensor with this whole name.
+    pub fn weights_of(&self, name: &str) -> Weights {
+        let matching = self.overrides.iter().rev().find(|entry| entry.matches(name));
         matching.map_or(self.weights, Override::weights)
     }
 
-    /// Checks that every override matches one of the model's tensors: `layers` blocks of `roles`, those that can be
-    /// quantized.
+    /// Checks that every override matches one of the model's tensors that can be quantized: `layers` blocks of `roles`,
+    /// and the output matrix.
     ///
     /// # Errors
     /// A usage fault that names the first override without a match.
     pub fn check_overrides(&self, layers: usize, roles: &[&str]) -> Result<()> {
         for (index, entry) in self.overrides.iter().enumerate() {
-            if !(0..layers).any(|block| roles.iter().any(|role| entry.matches(block, role))) {
+            let in_block = |block| roles.iter().any(|role| entry.matches(&tensor_name(block, role)));
+            if !entry.matches(OUTPUT_MATRIX) && !(0..layers).any(in_block) {
                 let at = format!("override[{index}]");
                 let origin = self.origins.get(&at).unwrap_or(&Origin::Default);
                 let last = roles.last().map(|role| tensor_name(layers.saturating_sub(1), role)).unwrap_or_default();
                 return Err(Fault::usage(format!(
                     "{origin}: `{at}.tensors` matches none of the {} projections of this model: `{}`",
-                    layers * roles.len(),
+                    layers * roles.len() + 1,
                     entry.tensors
                 ))
                 .with_hint(format!("it must match a whole name, for instance `{last}`"))
@@ -390,7 +407,7 @@ impl Recipe {
                 .iter()
                 .map(|entry| OverrideKeys { tensors: entry.tensors.clone(), weights: entry.weights.keys() })
                 .collect(),
-            gate: self.gate,
+            gate: self.gate.clone(),
         };
         serde_json::to_value(document).expect("a recipe holds nothing that JSON cannot")
     }
@@ -436,7 +453,7 @@ fn add_defaults(value: &Value, path: &str, origins: &mut BTreeMap<String, Origin
                 add_defaults(value, &check::join(path, key), origins);
             }
         }
-        Value::Array(_) => {}
+        Value::Array(items) if items.iter().any(Value::is_object) => {}
         _ => {
             origins.entry(path.to_owned()).or_insert(Origin::Default);
         }

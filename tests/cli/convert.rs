@@ -8,7 +8,7 @@ fn baking_again_bakes_nothing_and_does_not_start_python() {
     bench.convert(&[]);
     let before = bench.manifest("out");
     let again: serde_json::Value = serde_json::from_str(&stdout(&bench.convert(&["--json"]))).unwrap();
-    assert_eq!((&again["baked"], &again["cached"], &again["python_started"]), (&0.into(), &2.into(), &false.into()));
+    assert_eq!((&again["baked"], &again["cached"], &again["python_started"]), (&0.into(), &4.into(), &false.into()));
     assert_eq!(before, bench.manifest("out"));
 }
 
@@ -18,5 +18,5 @@ fn a_second_model_of_the_same_shape_is_baked_without_python() {
     bench.convert(&[]);
     TinyModel::new("llama", 2).write(&bench.path("model"));
     let second: serde_json::Value = serde_json::from_str(&stdout(&bench.convert(&["--json"]))).unwrap();
-    assert_eq!((&second["baked"], &second["python_started"]), (&2.into(), &false.into()));
+    assert_eq!((&second["baked"], &second["python_started"]), (&4.into(), &false.into()));
 }

@@ -20,16 +20,16 @@ macro_rules! documents {
 
 documents! {
     Summary {
-        out: PathBuf, recipe: String, model: String, blocks: usize, baked: usize, cached: usize, repaired: usize,
-        packages_written: usize, packages_removed: usize, bytes: u64, seconds: f64, python_started: bool,
+        out: PathBuf, recipe: String, model: String, blocks: usize, parts: usize, baked: usize, cached: usize, repaired: usize,
+        packages_written: usize, files_written: usize, packages_removed: usize, bytes: u64, seconds: f64, python_started: bool,
     }
     Plan {
-        recipe: String, model: String, blocks: Vec<PlannedBlock>, cached: usize, to_bake: usize, bytes: u64,
+        recipe: String, model: String, parts: Vec<PlannedPart>, cached: usize, to_bake: usize, bytes: u64,
         cache_bytes_needed: u64, cache_bytes_free: Option<u64>, out_bytes_free: Option<u64>, python_needed: bool,
     }
-    PlannedBlock { index: usize, cached: bool, reason: Option<String>, bytes: u64, key: String, }
+    PlannedPart { name: String, cached: bool, reason: Option<String>, bytes: u64, key: String, }
     Explanation {
-        block: usize, key: String, cached: bool, package: Option<String>, reason: Option<String>,
+        part: String, key: String, cached: bool, package: Option<String>, reason: Option<String>,
         changes: Vec<Change>, document: Value,
     }
     Change { path: String, old: Option<Value>, new: Option<Value>, }
@@ -48,16 +48,16 @@ documents! {
     }
     Difference {
         equal: bool, inputs: Vec<Change>, only_left: Vec<String>, only_right: Vec<String>,
-        packages: Vec<PackageDifference>,
+        packages: Vec<PackageDifference>, files: Vec<String>,
     }
     PackageDifference { name: String, same_model_file: bool, same_weight_file: bool, ops: Vec<String>, values: Vec<ValueDifference>, }
     ValueDifference {
         name: String, part: String, kind: String, differing: Option<u64>, of: Option<u64>, left: Option<String>,
         right: Option<String>, same_as: Option<String>, all_ones: Option<bool>,
     }
-    Verification { passed: bool, recipe: String, model: String, blocks: Vec<Verdict>, }
+    Verification { passed: bool, recipe: String, model: String, parts: Vec<Verdict>, }
     Verdict {
-        index: usize, same_weight_file: bool, exceptions: Vec<String>, weight_differences: Vec<String>,
+        part: String, same_weight_file: bool, exceptions: Vec<String>, weight_differences: Vec<String>,
         outputs_compared: usize, output_differences: Vec<String>,
     }
     Check { name: String, ok: bool, required: bool, detail: String, fix: Option<String>, }
@@ -87,12 +87,16 @@ fn json_of_every_command_holds_the_known_fields_and_no_others() {
     let with_model = |arguments: &[&'static str]| [arguments, &model].concat();
 
     let summary: Summary = json(&bench, 0, &with_model(&["convert"]));
-    assert_eq!((summary.blocks, summary.baked, summary.cached, summary.packages_written), (2, 2, 0, 2));
+    assert_eq!((summary.blocks, summary.parts, summary.baked, summary.cached), (2, 4, 4, 0));
+    assert_eq!((summary.packages_written, summary.files_written), (3, 2));
     assert!(summary.python_started);
     let plan: Plan = json(&bench, 0, &with_model(&["plan"]));
-    assert_eq!((plan.cached, plan.to_bake, plan.bytes, plan.blocks.len()), (2, 0, summary.bytes, 2));
+    assert_eq!((plan.cached, plan.to_bake, plan.bytes), (4, 0, summary.bytes));
+    let names: Vec<&str> = plan.parts.iter().map(|part| part.name.as_str()).collect();
+    assert_eq!(names, ["block-00", "block-01", "head", "embedding"]);
     let explanation: Explanation =
         json(&bench, 0, &["explain", "0", "--model", "model", "--set", "package.context=256"]);
+    assert_eq!(explanation.part, "block-00");
     assert_eq!(explanation.changes.len(), 1);
     assert_eq!(explanation.changes[0].path, "graph.context");
     let inspection: Inspection = json(&bench, 0, &["inspect", "out/block-00.mlpackage"]);
@@ -100,13 +104,18 @@ fn json_of_every_command_holds_the_known_fields_and_no_others() {
     assert!(inspection.weights.len() > 10);
 
     let summary: Summary = json(&bench, 0, &with_model(&["convert", "--out", "four", "--set", "weights.dtype=int4"]));
-    assert_eq!((summary.out, summary.baked), ("four".into(), 2));
+    assert_eq!((summary.out, summary.baked, summary.cached), ("four".into(), 3, 1), "the embedding is the same");
     let difference: Difference = json(&bench, 1, &["diff", "out", "four"]);
-    assert!(!difference.equal && difference.packages.len() == 2 && !difference.packages[0].values.is_empty());
+    assert!(
+        !difference.equal
+            && difference.packages.len() == 3
+            && difference.files.is_empty()
+            && !difference.packages[0].values.is_empty()
+    );
     let difference: Difference = json(&bench, 0, &["diff", "out", "out"]);
     assert!(difference.equal && difference.inputs.is_empty());
     let verification: Verification = json(&bench, 0, &with_model(&["verify", "--only", "1"]));
-    assert!(verification.passed && verification.blocks[0].outputs_compared > 0);
+    assert!(verification.passed && verification.parts[0].outputs_compared > 0);
 
     let checks: Vec<Check> = json(&bench, 0, &["doctor"]);
     assert!(checks.iter().any(|check| check.name == "coremltools" && check.ok));

@@ -11,7 +11,8 @@ fn explain_names_the_block_that_was_asked_for() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(
         stderr(&output),
-        "anebake: error: `9` is no block of a model with 2 blocks\n  hint: blocks are 0 to 1\n"
+        "anebake: error: `9` is no block of a model with 2 blocks\n  hint: blocks are 0 to 1; beside them \
+         there are `head` and `embedding`\n"
     );
 }
 
@@ -63,10 +64,10 @@ fn json_is_json_for_the_cache_path_too() {
 }
 
 #[test]
-fn plain_progress_counts_every_block_once_and_in_order() {
+fn plain_progress_counts_every_part_once_and_in_order() {
     let bench = Bench::new(&TinyModel::new("llama", 1));
     bench.convert(&[]);
     let text = stderr(&bench.convert(&[]));
     let counts: Vec<&str> = text.lines().filter_map(|line| line.split_once("  (")).map(|(_, count)| count).collect();
-    assert_eq!(counts, ["1/2)", "2/2)"], "{text}");
+    assert_eq!(counts, ["1/4)", "2/4)", "3/4)", "4/4)"], "{text}");
 }

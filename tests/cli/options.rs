@@ -42,7 +42,7 @@ fn keys_of_a_recipe_file_that_are_unknown_wrong_or_match_nothing() {
         ),
         (
             "[[override]]\ntensors = 'layers\\.9\\..*'\ndtype = \"float16\"",
-            "`override[0].tensors` matches none of the 14 projections of this model: `layers\\.9\\..*`\n  hint: it must \
+            "`override[0].tensors` matches none of the 15 projections of this model: `layers\\.9\\..*`\n  hint: it must \
              match a whole name, for instance `layers.1.mlp.down_proj`",
         ),
     ] {
@@ -89,7 +89,7 @@ fn values_on_the_command_line_that_cannot_be_used() {
             2,
             &format!(
                 "anebake: error: `--only {only}`: `{part}` is no block of a model with 2 blocks\n  hint: blocks are 0 to \
-                 1; write for instance `0,3,8-11`"
+                 1; write for instance `0,3,8-11`, or `head`"
             ),
         );
     }

@@ -11,11 +11,19 @@ fn quiet_success_prints_nothing_and_progress_goes_to_stderr_even_when_python_sta
     let bench = Bench::new(&TinyModel::new("llama", 1));
     let quiet = bench.convert(&["-q"]);
     assert_eq!((stdout(&quiet), stderr(&quiet)), (String::new(), String::new()));
-    assert_eq!(files(&bench.path("out")).len(), 7);
+    assert_eq!(files(&bench.path("out")).len(), 12);
 
     let talk = bench.convert(&["--set", "package.context=256"]);
     assert_eq!(stdout(&talk), "");
-    for needle in ["template", "block-00  baked", "block-01  baked", "(2/2)", "2 blocks of model by int8-v1: 2 baked"] {
+    for needle in [
+        "template",
+        "block-00  baked",
+        "block-01  baked",
+        "head      ",
+        "embedding ",
+        "(4/4)",
+        "2 blocks, head, embedding of model by int8-v1: 2 baked, 2 cached",
+    ] {
         assert!(stderr(&talk).contains(needle), "{}", stderr(&talk));
     }
 

@@ -23,14 +23,14 @@ fn a_plan_writes_nothing_before_and_after_a_bake() {
     let bench = Bench::new(&TinyModel::new("llama", 1));
     let plan = ["plan", "--model", "model", "--set", "package.context=128"];
     let text = run(&bench, &plan);
-    assert!(text.contains("block-00  bake ") && text.contains("never baked by this recipe"), "{text}");
-    assert!(text.contains("0 cached, 2 to bake") && text.contains("coremltools makes the template"), "{text}");
+    assert!(text.contains("block-00   bake ") && text.contains("never baked by this recipe"), "{text}");
+    assert!(text.contains("0 cached, 4 to bake") && text.contains("coremltools makes the template"), "{text}");
     assert!(!bench.path("out").exists() && !bench.path("cache").exists());
 
     bench.convert(&["-q"]);
     let before = (listing(&bench.path("out")), listing(&bench.path("cache")));
     let text = run(&bench, &plan);
-    assert!(text.contains("2 cached, 0 to bake") && text.contains("Python is not needed"), "{text}");
+    assert!(text.contains("4 cached, 0 to bake") && text.contains("Python is not needed"), "{text}");
     let text = run(&bench, &["plan", "--model", "model", "--set", "package.context=256"]);
     assert!(text.contains("graph.context: 128 -> 256"), "{text}");
     assert_eq!(before, (listing(&bench.path("out")), listing(&bench.path("cache"))));

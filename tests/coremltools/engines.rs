@@ -52,7 +52,7 @@ fn compare(request: &Value) {
         .map(|(role, bytes)| (role.clone(), SourceArray { dtype, shape: shape(request, role), bytes }))
         .collect();
     let folder = tempfile::tempdir().unwrap();
-    python().convert_block(request, &tensors, folder.path()).unwrap();
+    python().convert(request, &tensors, folder.path()).unwrap();
     let witness = folder.path().join(PACKAGE);
     assert!(weight_bin(&template.package()) == weight_bin(&witness), "{request}: weight.bin differs");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "temporary files are left");
@@ -158,13 +158,13 @@ fn a_template_refuses_what_would_lie_in_the_spec() {
 #[test]
 fn a_python_exception_keeps_its_type_message_and_traceback() {
     let folder = tempfile::tempdir().unwrap();
-    let error = python().convert_block(&request("llama"), &[], folder.path()).unwrap_err();
+    let error = python().convert(&request("llama"), &[], folder.path()).unwrap_err();
     assert_eq!(status(&error), Status::Environment);
     let chain: Vec<_> = error.chain().map(ToString::to_string).collect();
     assert_eq!(
         chain[1..],
         [
-            "Python failed while baking a block with coremltools",
+            "Python failed while baking a package with coremltools",
             "ValueError: tensor `input_layernorm.weight` is missing"
         ]
     );

@@ -18,7 +18,7 @@ fn python() -> &'static Python {
 /// A small block; tests change what they are about. Every tensor and scale has at least 10 elements.
 fn request(architecture: &str) -> Value {
     json!({
-        "architecture": architecture, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 96,
+        "part": "block", "architecture": architecture, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 96,
         "rms_norm_eps": 1e-6, "rope_theta": 1e4, "rope_scaling": {"type": "none"}, "context": 12,
         "functions": {"decode": 1, "prefill": 4}, "compute_precision": "float16", "norm": "max_scaled",
         "kv": "slice", "target": "macOS15", "weights": {}
@@ -43,7 +43,9 @@ impl Template {
     }
 
     fn probe(&self, role: &str) -> Vec<u8> {
-        std::fs::read(self.folder.path().join(PROBES).join(format!("{role}.bin"))).unwrap()
+        let probe = &self.reply.tensors.iter().find(|tensor| tensor.role == role).unwrap().probe;
+        let bytes = std::fs::read(self.folder.path().join(PROBES).join(&probe.file)).unwrap();
+        bytes[usize::try_from(probe.offset).unwrap()..].to_vec()
     }
 }
 

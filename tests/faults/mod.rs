@@ -1,5 +1,5 @@
 //! Bad luck: killed and interrupted bakes, bakes side by side, full and read-only disks, damaged files, checkpoints that
-//! change. Whatever happens, a package in the output is whole and right, and the next run completes.
+//! change. Whatever happens, a package or file in the output is whole and right, and the next run completes.
 
 mod concurrent;
 mod damage;
@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::support::{Bench, Random, TinyModel, files, stderr};
 
-/// Files of every package of a bake, by path in the output.
+/// Every file of a bake but its manifest, by path in the output.
 type Packages = BTreeMap<PathBuf, Vec<u8>>;
 
 const LAYERS: usize = 8;
@@ -82,14 +82,15 @@ impl Fault {
         longest.mul_f64((self.random.bits() >> 11) as f64 / (1u64 << 53) as f64)
     }
 
-    /// Every package in the output is, to the byte, that of one of the two bakes; a manifest vouches for right ones only.
+    /// Everything in the output is, to the byte, of one of the two bakes; a manifest vouches for right things only, and
+    /// `chain.json` for one whole bake.
     fn assert_nothing_wrong(&self, out: &str) {
         let out = self.bench.path(out);
         let mut names: Vec<String> = Vec::new();
         for entry in std::fs::read_dir(&out).into_iter().flatten() {
             names.push(entry.unwrap().file_name().into_string().unwrap());
         }
-        for name in names.iter().filter(|name| name.starts_with("block-")) {
+        for name in names.iter().filter(|name| !name.starts_with('.') && *name != "manifest.json") {
             let of = |packages: &Packages| -> Packages {
                 packages
                     .iter()
@@ -99,6 +100,10 @@ impl Fault {
             };
             let found = of(&packages(&out));
             assert!(self.expected.iter().any(|expected| of(expected) == found), "`{name}` is not whole");
+        }
+        if names.iter().any(|name| name == "chain.json") {
+            let found = packages(&out);
+            assert!(self.expected.contains(&found), "`chain.json` is there, and no whole bake");
         }
         assert_manifest(&out);
     }
@@ -117,17 +122,22 @@ impl Fault {
     }
 }
 
-/// Every file of the packages of an output.
+/// Every file of an output but its manifest and what is temporary.
 fn packages(out: &Path) -> Packages {
     let mut all = files(out);
-    all.retain(|path, _| path.iter().next().unwrap().to_str().unwrap().starts_with("block-"));
+    all.retain(|path, _| path != Path::new("manifest.json") && !path.to_str().unwrap().starts_with('.'));
     all
 }
 
-/// Reads the manifest, if there is one, and checks all its hashes; says how many packages it lists.
+/// Reads the manifest, if there is one, and checks all its hashes; says how many blocks it lists.
 fn assert_manifest(out: &Path) -> Option<usize> {
     let manifest = BakeManifest::read(out).unwrap()?;
-    for block in &manifest.blocks {
+    for file in &manifest.files {
+        let bytes = std::fs::read(out.join(&file.path)).unwrap();
+        let sha256 = hex(&Sha256::digest(&bytes));
+        assert_eq!((file.size, file.sha256.to_string()), (bytes.len() as u64, sha256), "{}", file.path);
+    }
+    for block in manifest.packages() {
         let mut lines = Vec::new();
         for file in &block.files {
             let bytes = std::fs::read(out.join(&block.path).join(&file.path)).unwrap();

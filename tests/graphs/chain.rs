@@ -1,11 +1,11 @@
-//! What a host does around the blocks: embedding, masks, positions, padding, the last norm and the output matrix.
+//! What a host does around the packages: embedding, masks, positions, padding, logits put together; all as `chain.json`
+//! says, through coremltools' own operators.
 
 use std::path::Path;
 
+use anebake::chain::ChainFile;
 use anebake::coremltools::{Array, Environment, Oracle, Python, State};
-use half::{bf16, f16};
-
-use crate::support::TinyModel;
+use half::f16;
 
 /// Length of the cache that the packages were baked with.
 pub const CONTEXT: usize = 128;
@@ -13,24 +13,31 @@ pub const CONTEXT: usize = 128;
 pub const PREFILL: usize = 64;
 
 /// A baked model with its states.
-pub struct Chain<'a> {
-    model: &'a TinyModel,
+pub struct Chain {
+    file: ChainFile,
+    embedding: Vec<u8>,
     blocks: Vec<(Oracle, State)>,
-    hidden: usize,
+    head: (Oracle, State),
     position: usize,
 }
 
-impl<'a> Chain<'a> {
-    /// Loads every block that `model` has from `out`.
-    pub fn load(model: &'a TinyModel, out: &Path) -> Self {
+impl Chain {
+    /// Loads everything that `out` holds.
+    pub fn load(out: &Path) -> Self {
         let python = Python::start(&Environment::find(None).unwrap()).unwrap();
-        let number = |key: &str| usize::try_from(model.config[key].as_u64().unwrap()).unwrap();
-        let blocks = (0..number("num_hidden_layers")).map(|index| {
-            let oracle = python.oracle(&out.join(format!("block-{index:02}.mlpackage"))).unwrap();
+        let file = ChainFile::read(out).unwrap();
+        assert_eq!(file.context, CONTEXT);
+        let functions: Vec<_> = file.functions.iter().map(|f| (f.name.as_str(), f.tokens)).collect();
+        assert_eq!(functions, [("decode", 1), ("prefill", PREFILL)]);
+        let load = |path: &str| {
+            let oracle = python.oracle(&out.join(path)).unwrap();
             let state = oracle.new_state("decode").unwrap();
             (oracle, state)
-        });
-        Self { model, blocks: blocks.collect(), hidden: number("hidden_size"), position: 0 }
+        };
+        let embedding = std::fs::read(out.join(&file.embedding.path)).unwrap();
+        assert_eq!(embedding.len(), file.embedding.shape.iter().product::<usize>() * 2);
+        let blocks = file.blocks.iter().map(|block| load(&block.path)).collect();
+        Self { embedding, blocks, head: load(&file.head.path), file, position: 0 }
     }
 
     /// Logits of at most 64 prompt tokens; the rest of the call is padded with the last row.
@@ -38,54 +45,57 @@ impl<'a> Chain<'a> {
         assert!(tokens.len() <= PREFILL && self.position + PREFILL <= CONTEXT);
         let mut padded = tokens.to_vec();
         padded.resize(PREFILL, *tokens.last().unwrap());
-        let rows = self.run("prefill", &padded);
+        let mut logits = self.run("prefill", &padded);
         self.position += tokens.len();
-        rows[..tokens.len() * self.hidden].chunks(self.hidden).map(|row| self.head(row)).collect()
+        logits.truncate(tokens.len());
+        logits
     }
 
     /// Logits of one token.
     pub fn decode(&mut self, token: u32) -> Vec<f64> {
-        let row = self.run("decode", &[token]);
+        let mut logits = self.run("decode", &[token]);
         self.position += 1;
-        self.head(&row)
+        logits.remove(0)
     }
 
-    fn run(&mut self, function: &str, tokens: &[u32]) -> Vec<f32> {
-        let count = tokens.len();
-        let table = self.stored("model.embed_tokens.weight");
-        let rows = tokens.iter().flat_map(|&token| &table[token as usize * self.hidden..][..self.hidden]);
-        let rows: Vec<f16> = rows.map(|&value| f16::from_f64(value)).collect();
+    /// Logits of every token of a call.
+    fn run(&mut self, function: &str, tokens: &[u32]) -> Vec<Vec<f64>> {
+        let (count, hidden) = (tokens.len(), self.file.model.hidden);
+        let row = |&token: &u32| &self.embedding[token as usize * hidden * 2..][..hidden * 2];
+        let rows = tokens.iter().flat_map(row).copied().collect::<Vec<u8>>();
+        let rows: Vec<f16> = rows.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes)).collect();
+        let seen = |row: usize, column: usize| column <= self.position + row;
         let mask: Vec<f16> = (0..count)
             .flat_map(|row| (0..CONTEXT).map(move |column| (row, column)))
-            .map(|(row, column)| f16::from_f32(if column <= self.position + row { 0.0 } else { -1e4 }))
+            .map(|(row, column)| if seen(row, column) { self.file.mask.visible } else { self.file.mask.hidden })
+            .map(f16::from_f32)
             .collect();
         let causal_mask = Array::f16(&[1, 1, count, CONTEXT], &mask);
         let position_offset = Array::i32(&[1], &[i32::try_from(self.position).unwrap()]);
-        let mut hidden_state = Array::f16(&[1, count, self.hidden], &rows);
+        let mut hidden_state = Array::f16(&[1, count, hidden], &rows);
+        let names = &self.file.interface;
         for (oracle, state) in &mut self.blocks {
-            let inputs =
-                [("hidden_state", &hidden_state), ("causal_mask", &causal_mask), ("position_offset", &position_offset)];
+            let inputs = [
+                (names.hidden.as_str(), &hidden_state),
+                (&names.mask, &causal_mask),
+                (&names.position, &position_offset),
+            ];
             let (name, output) = oracle.predict(function, &inputs, state).unwrap().remove(0);
-            assert_eq!(name, "hidden_out");
+            assert_eq!(name, names.output);
             hidden_state = output;
         }
-        hidden_state.to_f32()
-    }
-
-    /// The final RMSNorm and the output matrix, in float64.
-    fn head(&self, row: &[f32]) -> Vec<f64> {
-        let eps = self.model.config["rms_norm_eps"].as_f64().unwrap();
-        let row: Vec<f64> = row.iter().map(|&value| f64::from(value)).collect();
-        let root = (row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64 + eps).sqrt();
-        let gain = self.stored("model.norm.weight");
-        let normed: Vec<f64> = row.iter().zip(&gain).map(|(x, gain)| x / root * gain).collect();
-        let tied = self.model.config["tie_word_embeddings"] == true;
-        let head = self.stored(if tied { "model.embed_tokens.weight" } else { "lm_head.weight" });
-        head.chunks(self.hidden).map(|weights| weights.iter().zip(&normed).map(|(w, x)| w * x).sum()).collect()
-    }
-
-    /// A tensor as the checkpoint stores it.
-    fn stored(&self, name: &str) -> Vec<f64> {
-        self.model.tensors[name].1.iter().map(|&value| bf16::from_f32(value).into()).collect()
+        let (oracle, state) = &mut self.head;
+        let outputs = oracle.predict(function, &[(names.hidden.as_str(), &hidden_state)], state).unwrap();
+        assert_eq!(outputs.len(), self.file.head.outputs.len());
+        let mut logits = vec![Vec::new(); count];
+        for part in &self.file.head.outputs {
+            let (_, values) = outputs.iter().find(|(name, _)| *name == part.name).unwrap();
+            assert_eq!(values.shape, [1, count, part.count]);
+            for (row, values) in logits.iter_mut().zip(values.to_f32().chunks(part.count)) {
+                assert_eq!(row.len(), part.first);
+                row.extend(values.iter().map(|&value| f64::from(value)));
+            }
+        }
+        logits
     }
 }

@@ -2,7 +2,7 @@
 //! position of the cache to the last.
 
 mod chain;
-mod reference;
+pub mod reference;
 
 use std::path::Path;
 
@@ -54,9 +54,9 @@ impl Tolerance {
 }
 
 /// A full and a padded prefill, then decode steps up to the last position of the cache.
-fn fill(model: &TinyModel, out: &Path) -> Vec<Vec<f64>> {
+fn fill(out: &Path) -> Vec<Vec<f64>> {
     let tokens = tokens();
-    let mut chain = Chain::load(model, out);
+    let mut chain = Chain::load(out);
     let mut logits = chain.prefill(&tokens[..PREFILL]);
     logits.extend(chain.prefill(&tokens[PREFILL..PREFILL + 40]));
     logits.extend(tokens[PREFILL + 40..].iter().map(|&token| chain.decode(token)));
@@ -65,9 +65,9 @@ fn fill(model: &TinyModel, out: &Path) -> Vec<Vec<f64>> {
 }
 
 /// A padded prefill of 7 tokens, then decode steps over the rows that the padding left in the cache.
-fn short(model: &TinyModel, out: &Path) -> Vec<Vec<f64>> {
+fn short(out: &Path) -> Vec<Vec<f64>> {
     let tokens = tokens();
-    let mut chain = Chain::load(model, out);
+    let mut chain = Chain::load(out);
     let mut logits = chain.prefill(&tokens[..7]);
     logits.extend(tokens[7..PREFILL + 6].iter().map(|&token| chain.decode(token)));
     logits
@@ -78,10 +78,10 @@ fn check(model: &TinyModel) {
     let want = reference::logits(&bench.path("model"), &model.config, &tokens());
     for (arguments, tolerance) in [FLOAT16, FLOAT32] {
         bench.convert(arguments);
-        let distance = distance(&fill(model, &bench.path("out")), &want);
+        let distance = distance(&fill(&bench.path("out")), &want);
         assert!(tolerance.holds(distance), "{arguments:?}: {distance:?} is beyond {tolerance:?}");
     }
-    let got = short(model, &bench.path("out"));
+    let got = short(&bench.path("out"));
     let distance = distance(&got, &want[..got.len()]);
     assert!(FLOAT32.1.holds(distance), "decoding over padding: {distance:?} is beyond {:?}", FLOAT32.1);
 }
@@ -105,6 +105,19 @@ fn qwen3_gives_the_logits_of_candle() {
 #[test]
 fn qwen3_with_an_output_matrix_of_its_own_gives_the_logits_of_candle() {
     check(&TinyModel::new("qwen3", 2).untied(3));
+}
+
+#[test]
+fn logits_in_several_parts_are_those_of_candle_tied_and_untied() {
+    // Two parts, the second as small as it can be.
+    let tied = TinyModel::new("llama", 15).vocabulary(16, 16_385);
+    check(&tied);
+    check(&TinyModel::new("qwen3", 17).vocabulary(18, 16_385).untied(19));
+    let bench = Bench::new(&tied);
+    bench.convert(&[]);
+    let chain = anebake::chain::ChainFile::read(&bench.path("out")).unwrap();
+    let parts: Vec<_> = chain.head.outputs.iter().map(|part| (part.name.as_str(), part.first, part.count)).collect();
+    assert_eq!(parts, [("logits_0", 0, 16_368), ("logits_1", 16_368, 17)]);
 }
 
 #[test]
@@ -136,9 +149,12 @@ fn qwen2_with_an_output_matrix_of_its_own_gives_the_logits_of_candle() {
 fn quantized(model: &TinyModel) -> TinyModel {
     let mut model = model.clone();
     model.dtype = safetensors::Dtype::F32;
+    // The output matrix is quantized, the embedding table that it is tied to is not.
+    model.config["tie_word_embeddings"] = false.into();
+    model.tensors.insert("lm_head.weight".to_owned(), model.tensors["model.embed_tokens.weight"].clone());
     for (name, (shape, values)) in &mut model.tensors {
         values.iter_mut().for_each(|value| *value = half::bf16::from_f32(*value).to_f32());
-        if name.contains("_proj.weight") {
+        if name.contains("_proj.weight") || name == "lm_head.weight" {
             for row in values.chunks_mut(shape[1]) {
                 let scale = row.iter().fold(0.0, |m: f32, value| m.max(value.abs())) / 127.0;
                 row.iter_mut().for_each(|value| *value = (*value / scale).round_ties_even() * scale);
@@ -153,9 +169,10 @@ fn int8_with_float32_compute_gives_the_logits_of_candle_on_the_rounded_weights()
     let model = TinyModel::new("qwen3", 11);
     let bench = Bench::new(&model);
     bench.convert(&["--recipe", "int8-rtn-f32-v1"]);
-    let got = fill(&model, &bench.path("out"));
+    let got = fill(&bench.path("out"));
     let plain = reference::logits(&bench.path("model"), &model.config, &tokens());
-    quantized(&model).write(&bench.path("model"));
+    let model = quantized(&model);
+    model.write(&bench.path("model"));
     let rounded = reference::logits(&bench.path("model"), &model.config, &tokens());
     let (near, far) = (distance(&got, &rounded), distance(&got, &plain));
     assert!(FLOAT32.1.holds(near), "{near:?}");
@@ -171,7 +188,7 @@ fn is_noticed(model: &TinyModel, what: &str, change: impl Fn(&mut TinyModel)) {
     changed.write(&bench.path("model"));
     let (arguments, tolerance) = FLOAT16;
     bench.convert(arguments);
-    let distance = distance(&fill(model, &bench.path("out")), &want);
+    let distance = distance(&fill(&bench.path("out")), &want);
     assert!(!tolerance.holds(distance), "{what} goes unnoticed: {distance:?}");
 }
 
@@ -180,6 +197,11 @@ fn a_wrong_config_or_tensor_is_noticed() {
     let qwen3 = TinyModel::new("qwen3", 12);
     is_noticed(&qwen3, "eps", |model| model.config["rms_norm_eps"] = 1e-3.into());
     is_noticed(&qwen3, "theta", |model| model.config["rope_theta"] = 11_000.0.into());
+    is_noticed(&qwen3, "the last norm", |model| model.values("model.norm.weight").reverse());
+    is_noticed(&TinyModel::new("llama", 20).untied(21), "two rows of the output matrix", |model| {
+        let (first, second) = model.values("lm_head.weight")[7 * 64..9 * 64].split_at_mut(64);
+        first.swap_with_slice(second);
+    });
     is_noticed(&qwen3, "a head norm", |model| {
         let gains = model.values("model.layers.1.self_attn.k_norm.weight").clone();
         model.values("model.layers.1.self_attn.q_norm.weight").copy_from_slice(&gains);

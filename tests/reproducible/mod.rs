@@ -55,9 +55,11 @@ fn without_timings(files: &BTreeMap<String, Vec<u8>>) -> Value {
 fn assert_hashes(files: &BTreeMap<String, Vec<u8>>) {
     let manifest = without_timings(files);
     let mut listed = 0;
-    for block in manifest["blocks"].as_array().unwrap() {
-        for file in block["files"].as_array().unwrap() {
-            let path = format!("{}/{}", block["path"].as_str().unwrap(), file["path"].as_str().unwrap());
+    let blocks = manifest["blocks"].as_array().unwrap().iter().chain([&manifest["head"]]);
+    let folders = blocks.map(|record| (format!("{}/", record["path"].as_str().unwrap()), &record["files"]));
+    for (folder, list) in folders.chain([(String::new(), &manifest["files"])]) {
+        for file in list.as_array().unwrap() {
+            let path = format!("{folder}{}", file["path"].as_str().unwrap());
             let hash: String = Sha256::digest(&files[&path]).iter().map(|byte| format!("{byte:02x}")).collect();
             assert_eq!(file["sha256"], hash, "{path}");
             listed += 1;
@@ -83,7 +85,7 @@ fn assert_reproducible(arguments: &str) {
     for (path, bytes) in a.iter().filter(|(path, _)| *path != "manifest.json") {
         assert!(*bytes == b[path], "`{path}` differs");
     }
-    assert_eq!(a.len(), 7);
+    assert_eq!(a.len(), 12);
 
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     for (bench, files) in [(first, a), (second, b)] {
@@ -100,7 +102,7 @@ fn assert_reproducible(arguments: &str) {
         // A short host name may be part of a word.
         forbidden.extend(Some(host.trim().to_owned()).filter(|host| host.len() > 5));
         forbidden.extend((2024..2100).map(|year| format!("{year}-")));
-        for (path, bytes) in files.iter().filter(|(path, _)| !path.ends_with("weight.bin")) {
+        for (path, bytes) in files.iter().filter(|(path, _)| !path.ends_with(".bin")) {
             for text in &forbidden {
                 let found = bytes.windows(text.len()).any(|window| window == text.as_bytes());
                 assert!(!found, "`{path}` holds `{text}`");

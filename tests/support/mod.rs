@@ -90,6 +90,17 @@ impl TinyModel {
         Self { config, tensors, dtype: Dtype::BF16 }
     }
 
+    /// With so many tokens.
+    pub fn vocabulary(mut self, seed: u64, tokens: usize) -> Self {
+        self.config["vocab_size"] = tokens.into();
+        let (shape, values) = self.tensors.get_mut("model.embed_tokens.weight").unwrap();
+        shape[0] = tokens;
+        let spread = 1.5 / (shape[1] as f32).sqrt();
+        let mut random = Random(seed);
+        *values = (0..shape.iter().product()).map(|_| spread * random.normal()).collect();
+        self
+    }
+
     /// With an output matrix of its own, `lm_head.weight`.
     pub fn untied(mut self, seed: u64) -> Self {
         self.config["tie_word_embeddings"] = false.into();

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use anebake::bake::pipeline::BakedBlock;
-use anebake::bake::plan::{Graph, PlannedBlock};
+use anebake::bake::part::{Graph, Part, PlannedPart};
+use anebake::bake::pipeline::BakedPart;
 use anebake::bake::verify::{Verdict, verify};
 use anebake::cache::Digest;
 use anebake::coremltools::{Environment, Python};
@@ -31,12 +31,12 @@ impl Pair {
 
     fn verdict(&self) -> Verdict {
         let python = Python::start(&Environment::find(None).unwrap()).unwrap();
-        let planned = PlannedBlock {
-            index: 0,
+        let planned = PlannedPart {
+            part: Part::Block(0),
             request: std::sync::Arc::new(Graph::from(serde_json::json!({}))),
             tensors: vec![],
         };
-        let baked = BakedBlock { package: Digest::of(b""), files: vec![], tensors: vec![] };
+        let baked = BakedPart { package: Digest::of(b""), files: vec![], tensors: vec![] };
         verify(python, &planned, &baked, &self.native(), &self.bench.path("witness/block-00.mlpackage")).unwrap()
     }
 

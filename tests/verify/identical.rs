@@ -1,6 +1,6 @@
 //! Models without oddities: identical files, equal bits.
 
-use super::{assert_identical, verify, verify_tiny};
+use super::{assert_identical, assert_same, verify, verify_tiny};
 use crate::support::{Bench, TinyModel};
 
 const RECIPES: [&str; 4] = ["fp16-v1", "int8-v1", "int8-rtn-f32-v1", "int8-block32-v1"];
@@ -44,6 +44,35 @@ fn the_list_of_recipes_is_complete_but_for_an_alias() {
     assert_eq!(names, covered);
 }
 
+/// The head of a model, which has `outputs` parts, by every recipe and some more.
+fn every_head(model: &TinyModel, outputs: u64) {
+    let bench = Bench::new(model);
+    let more: [&[&str]; 3] = [
+        &["--set", "package.norm=layer_norm_pair"],
+        &["--set", "weights.dtype=int4"],
+        &["--recipe", "int8-rtn-f32-v1", "--set", "weights.dtype=float16"],
+    ];
+    let recipes = RECIPES.map(|recipe| ["--recipe", recipe]);
+    for arguments in recipes.iter().map(|recipe| recipe.as_slice()).chain(more) {
+        let base = ["--model", "model", "--set", "package.context=128", "--only", "head"];
+        let report = verify(&bench, &[&base, arguments].concat());
+        let head = &report["parts"][0];
+        assert_eq!((&head["part"], report["parts"].as_array().unwrap().len()), (&"head".into(), 1));
+        assert_same(head, 4 * outputs);
+    }
+}
+
+#[test]
+fn a_tied_and_an_untied_head_are_identical_with_every_recipe() {
+    every_head(&TinyModel::new("qwen3", 9), 1);
+    every_head(&TinyModel::new("llama", 10).untied(11), 1);
+}
+
+#[test]
+fn a_head_of_several_parts_is_identical_with_every_recipe() {
+    every_head(&TinyModel::new("qwen2", 12).vocabulary(13, 16_385).untied(14), 2);
+}
+
 #[test]
 fn int4_and_mixed_overrides_are_identical() {
     let bench = Bench::new(&TinyModel::new("qwen3", 5));
@@ -73,8 +102,8 @@ fn a_block_of_a_float16_checkpoint_is_identical() {
 fn first_and_last_block_of_the_sample_are_identical() {
     let bench = Bench::new(&TinyModel::new("llama", 7));
     let report = verify(&bench, &["--model", "sample", "--only", "0,29", "--recipe", "int8-v1"]);
-    assert_eq!(report["blocks"].as_array().unwrap().len(), 2);
-    report["blocks"].as_array().unwrap().iter().for_each(assert_identical);
+    assert_eq!(report["parts"].as_array().unwrap().len(), 2);
+    report["parts"].as_array().unwrap().iter().for_each(assert_identical);
 }
 
 #[test]
@@ -83,5 +112,5 @@ fn a_block_of_the_shape_of_qwen3_0_6b_is_identical() {
     let model = TinyModel::shaped("qwen3", 8, [1024, 16, 8, 128, 3072]);
     let bench = Bench::new(&model);
     let report = verify(&bench, &["--model", "model", "--only", "0", "--recipe", "int8-rtn-v1"]);
-    assert_identical(&report["blocks"][0]);
+    assert_identical(&report["parts"][0]);
 }

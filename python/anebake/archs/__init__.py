@@ -2,7 +2,7 @@
 
 A module has `tensors(request)`, the block's tensors by role with their checkpoint shapes, and `block(author, x,
 attend)`, which authors the block on the residual stream x (1, hidden, 1, S) and returns the stream after it. `attend`
-takes q, k, v as `Author.heads` gives them and returns (1, heads * head_dim, 1, S).
+takes q, k, v as `BlockAuthor.heads` gives them and returns (1, heads * head_dim, 1, S).
 """
 
 import importlib
@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
-from anebake.layers import Author, Var
-from anebake.request import Request
+from anebake.layers import BlockAuthor, Var
+from anebake.request import BlockRequest
 
 Attend = Callable[[Var, Var, Var], Var]
 
@@ -19,11 +19,11 @@ Attend = Callable[[Var, Var, Var], Var]
 class Architecture(Protocol):
     """What every module here offers."""
 
-    def tensors(self, request: Request) -> Mapping[str, tuple[int, ...]]:
+    def tensors(self, request: BlockRequest) -> Mapping[str, tuple[int, ...]]:
         """Role to checkpoint shape, in the order of first use."""
 
-    def block(self, author: Author, x: Var, attend: Attend) -> Var:
-        """Authors one block."""
+    def block(self, author: BlockAuthor, x: Var, attend: Attend) -> Var:
+        """BlockAuthors one block."""
 
 
 def find(model_type: str) -> Architecture:

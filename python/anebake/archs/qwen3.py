@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from anebake.archs import Attend
-from anebake.layers import Author, Var
-from anebake.request import Request
+from anebake.layers import BlockAuthor, Var
+from anebake.request import BlockRequest
 
 
-def tensors(request: Request) -> Mapping[str, tuple[int, ...]]:
+def tensors(request: BlockRequest) -> Mapping[str, tuple[int, ...]]:
     """See `anebake.archs`."""
     hidden, inner = request.hidden, request.intermediate
     q, kv = request.heads * request.head_dim, request.kv_heads * request.head_dim
@@ -26,7 +26,7 @@ def tensors(request: Request) -> Mapping[str, tuple[int, ...]]:
     }
 
 
-def block(author: Author, x: Var, attend: Attend) -> Var:
+def block(author: BlockAuthor, x: Var, attend: Attend) -> Var:
     """See `anebake.archs`."""
     request = author.request
     h = author.norm(x, "input_layernorm")

@@ -205,6 +205,53 @@ fn a_cached_model_opens_without_a_connection_by_branch_and_by_commit() {
     assert_eq!(fetch(&offline, Some(COMMIT)).unwrap(), folder);
 }
 
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_tokenizers_files_come_with_the_weights_where_the_repository_has_them() {
+    let server = single();
+    server.set(|state| {
+        for name in ["tokenizer.json", "generation_config.json", "tokenizer.model", "vocab.json"] {
+            state.files.insert(name.to_owned(), name.as_bytes().to_vec());
+        }
+    });
+    let cache = tempfile::tempdir().unwrap();
+    let folder = fetch(&hub(&server.endpoint, cache.path()), None).unwrap();
+    let expected = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"];
+    assert_eq!(names(&folder), expected);
+    assert_eq!(std::fs::read(folder.join("tokenizer.json")).unwrap(), b"tokenizer.json");
+    // What the repository lacks is remembered as huggingface_hub does.
+    let absent = cache.path().join("models--owner--model/.no_exist").join(COMMIT);
+    assert_eq!(names(&absent), ["chat_template.jinja", "tokenizer_config.json"]);
+    assert_eq!(fetch(&hub(&refusing(), cache.path()), None).unwrap(), folder);
+}
+
+#[test]
+fn weights_cached_without_the_tokenizer_get_it_from_their_own_commit_once_the_hub_is_there() {
+    let server = single();
+    let cache = tempfile::tempdir().unwrap();
+    let folder = fetch(&hub(&server.endpoint, cache.path()), None).unwrap();
+    std::fs::remove_dir_all(cache.path().join("models--owner--model/.no_exist")).unwrap();
+    server.set(|state| {
+        state.files.insert("tokenizer.json".to_owned(), b"{}".to_vec());
+        state.revisions.insert("main".to_owned(), "89abcdef0123456789abcdef0123456789abcdef".to_owned());
+    });
+    assert_eq!(fetch(&hub(&refusing(), cache.path()), None).unwrap(), folder);
+    assert!(!folder.join("tokenizer.json").exists());
+
+    server.take_log();
+    assert_eq!(fetch(&hub(&server.endpoint, cache.path()), None).unwrap(), folder);
+    assert_eq!(std::fs::read(folder.join("tokenizer.json")).unwrap(), b"{}");
+    let log = server.take_log();
+    assert!(!log.iter().any(|line| line.contains("safetensors") || line.contains("/main")), "{log:?}");
+    assert_eq!(fetch(&hub(&refusing(), cache.path()), None).unwrap(), folder);
+}
+
 #[test]
 fn a_sharded_repository_brings_its_index_and_each_shard_once() {
     let index = br#"{"metadata":{},"weight_map":{"a":"model-2.safetensors","b":"model-1.safetensors","c":"model-1.safetensors"}}"#;

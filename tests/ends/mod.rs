@@ -1,0 +1,321 @@
+//! What a whole bake writes beside the blocks: head, embedding, tokenizer, `chain.json`.
+
+use std::path::Path;
+
+use anebake::bake::manifest::BakeManifest;
+use anebake::bake::output::record_gate;
+use anebake::chain::{ChainFile, TokenizerInfo};
+use half::{bf16, f16};
+use serde_json::{Value, json};
+
+use crate::support::{Bench, TinyModel, files, stderr, stdout};
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// What `explain` says of a part: its key and whether it is cached.
+fn explained(bench: &Bench, part: &str, arguments: &[&str]) -> (String, bool) {
+    let base = ["explain", part, "--json", "--model", "model", "--set", "package.context=128"];
+    let output = bench.run(&[&base, arguments].concat());
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)));
+    assert_eq!(report["part"], if part == "0" { "block-00" } else { part });
+    (report["key"].as_str().unwrap().to_owned(), report["cached"].as_bool().unwrap())
+}
+
+const PARTS: [&str; 3] = ["0", "head", "embedding"];
+
+fn keys(bench: &Bench, arguments: &[&str]) -> [String; 3] {
+    PARTS.map(|part| explained(bench, part, arguments).0)
+}
+
+#[test]
+fn a_key_follows_what_its_part_is_made_of_and_nothing_else() {
+    let base = TinyModel::new("qwen3", 1).untied(2);
+    let bench = Bench::new(&base);
+    let before = keys(&bench, &[]);
+    let same = |arguments: &[&str]| {
+        let after = keys(&bench, arguments);
+        [0, 1, 2].map(|part| after[part] == before[part])
+    };
+    for (arguments, expected) in [
+        (&["--set", "package.context=256"][..], [false, true, true]),
+        (&["--set", "package.functions.prefill=32"], [false, false, true]),
+        (&["--set", "package.norm=layer_norm_pair"], [false, false, true]),
+        (&["--set", "package.compute_precision=float32"], [false, false, true]),
+        (&["--set", "weights.dtype=int4"], [false, false, true]),
+        (&["--engine", "coremltools"], [false, false, true]),
+        (&["--recipe", "int8-rtn-v1"], [true, true, true]),
+    ] {
+        assert_eq!(same(arguments), expected, "{arguments:?}");
+    }
+    let text = "schema = 1\nextends = \"int8-v1\"\n[[override]]\ntensors = 'lm_head'\ndtype = \"float16\"\n";
+    std::fs::write(bench.path("head.toml"), text).unwrap();
+    assert_eq!(same(&["--recipe", "./head.toml"]), [true, false, true]);
+
+    let changed = |change: &dyn Fn(&mut TinyModel)| {
+        let mut model = base.clone();
+        change(&mut model);
+        model.write(&bench.path("model"));
+        same(&[])
+    };
+    let value = |name: &'static str| move |model: &mut TinyModel| model.values(name)[5] += 1.0;
+    assert_eq!(changed(&value("lm_head.weight")), [true, false, true]);
+    assert_eq!(changed(&value("model.norm.weight")), [true, false, true]);
+    assert_eq!(changed(&value(EMBEDDING)), [true, true, false]);
+    assert_eq!(changed(&value("model.layers.0.mlp.up_proj.weight")), [false, true, true]);
+    assert_eq!(changed(&|model| model.config["rms_norm_eps"] = 1e-5.into()), [false, false, true]);
+    assert_eq!(changed(&|model| model.config["rope_theta"] = 5e5.into()), [false, true, true]);
+
+    let mut tied = TinyModel::new("qwen3", 1);
+    tied.write(&bench.path("model"));
+    let before = keys(&bench, &[]);
+    tied.values(EMBEDDING)[5] += 1.0;
+    tied.write(&bench.path("model"));
+    let after = keys(&bench, &[]);
+    assert_eq!([0, 1, 2].map(|part| after[part] == before[part]), [true, false, false]);
+}
+
+#[test]
+fn an_override_of_the_output_matrix_leaves_it_alone_in_float16_tied_or_not() {
+    for model in [TinyModel::new("llama", 3), TinyModel::new("llama", 3).untied(4)] {
+        let bench = Bench::new(&model);
+        let text = "schema = 1\nextends = \"int8-v1\"\n[[override]]\ntensors = 'lm_head'\ndtype = \"float16\"\n";
+        std::fs::write(bench.path("head.toml"), text).unwrap();
+        bench.convert(&["--recipe", "./head.toml"]);
+        let manifest = bench.manifest("out");
+        let tensors = manifest["head"]["tensors"].as_array().unwrap();
+        let dtypes: Vec<_> = tensors.iter().map(|tensor| tensor["dtype"].as_str().unwrap()).collect();
+        assert_eq!(dtypes, ["float16", "float16"]);
+        assert_eq!(manifest["blocks"][0]["tensors"][1]["dtype"], "int8");
+        bench.convert(&[]);
+        assert_eq!(bench.manifest("out")["head"]["tensors"][1]["dtype"], "int8");
+    }
+}
+
+#[test]
+fn the_manifest_names_the_rows_of_each_part_of_a_split_matrix() {
+    let bench = Bench::new(&TinyModel::new("llama", 5).vocabulary(6, 16_385));
+    bench.convert(&[]);
+    let manifest = bench.manifest("out");
+    let rows = |tensor: &Value| (tensor["name"].clone(), tensor["first_row"].clone(), tensor["shape"].clone());
+    let found: Vec<_> = manifest["head"]["tensors"].as_array().unwrap().iter().map(rows).collect();
+    let matrix = |first: usize, count: usize| (json!(EMBEDDING), json!(first), json!([count, 64]));
+    let norm = (json!("model.norm.weight"), Value::Null, json!([64]));
+    assert_eq!(found, [norm, matrix(0, 16_368), matrix(16_368, 17)]);
+}
+
+/// The table of a tiny model as the output must hold it.
+fn table(model: &TinyModel) -> Vec<u8> {
+    let values = model.tensors[EMBEDDING].1.iter();
+    values.flat_map(|&value| f16::from_f32(bf16::from_f32(value).to_f32()).to_le_bytes()).collect()
+}
+
+#[test]
+fn the_embedding_is_the_table_in_float16_whatever_the_recipe() {
+    let model = TinyModel::new("qwen2", 7).vocabulary(8, 16_390).untied(9);
+    let bench = Bench::new(&model);
+    for arguments in [&[][..], &["--recipe", "fp16-v1"], &["--recipe", "int8-rtn-f32-v1"], &["--engine", "coremltools"]]
+    {
+        bench.convert(arguments);
+        assert!(std::fs::read(bench.path("out/embedding.bin")).unwrap() == table(&model), "{arguments:?}");
+    }
+}
+
+#[test]
+fn values_that_float16_cannot_hold_are_refused_by_the_part_and_the_tensor() {
+    let bench = Bench::new(&TinyModel::new("llama", 10));
+    bench.convert(&[]);
+    let cause = "values overflow `float16`, the largest is 70144, the limit 65504";
+    let precision = "values above 65504 need `--set package.compute_precision=float32` (which never runs on the Neural \
+                     Engine)";
+    let flat = "packages take float16 rows, so no recipe can keep such values: bake the blocks alone with `--only`";
+    for (tensor, part, hint) in [
+        (EMBEDDING, "embedding", flat),
+        ("lm_head.weight", "head", precision),
+        ("model.norm.weight", "head", precision),
+    ] {
+        let mut model = TinyModel::new("llama", 10).untied(11);
+        model.values(tensor)[3] = 7e4;
+        model.write(&bench.path("model"));
+        let output = bench.run(&["convert", "-q", "--model", "model", "--set", "package.context=128", "--out", "bad"]);
+        let expected = format!(
+            "anebake: error: cannot bake the {part}\n  caused by: cannot use tensor `{tensor}`\n  caused by: 1 {cause}\n  \
+             hint: {hint}\n"
+        );
+        assert_eq!((output.status.code(), stderr(&output)), (Some(4), expected));
+        assert!(!bench.path("bad").exists());
+    }
+}
+
+#[test]
+fn a_checkpoint_without_an_end_is_baked_in_blocks_alone() {
+    let mut model = TinyModel::new("llama", 12);
+    model.tensors.remove("model.norm.weight");
+    let bench = Bench::new(&model);
+    let output = bench.run(&["convert", "-q", "--model", "model", "--set", "package.context=128"]);
+    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(stderr(&output), "anebake: error: `model` holds no tensor `model.norm.weight`\n");
+    let output = bench.convert(&["--only", "0-1"]);
+    assert!(stderr(&output).contains("without the ends of the chain: `--only` writes no `chain.json`"));
+    assert!(!bench.path("out/chain.json").exists() && !bench.path("out/head.mlpackage").exists());
+}
+
+#[test]
+fn the_chain_says_how_the_packages_are_wired() {
+    let mut model = TinyModel::new("llama", 13);
+    model.config["rope_scaling"] = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
+    let bench = Bench::new(&model);
+    bench.convert(&["--set", "package.functions.prefill=32"]);
+    let chain = ChainFile::read(&bench.path("out")).unwrap();
+    assert_eq!((chain.model.architecture.as_str(), chain.model.layers, chain.model.vocab), ("llama", 2, 96));
+    assert_eq!((chain.model.hidden, chain.model.heads, chain.model.kv_heads, chain.model.head_dim), (64, 4, 2, 16));
+    let functions: Vec<_> = chain.functions.iter().map(|f| (f.name.as_str(), f.tokens)).collect();
+    assert_eq!((chain.context, functions), (128, vec![("decode", 1), ("prefill", 32)]));
+    assert_eq!((chain.mask.visible, chain.mask.hidden, chain.kv.as_str()), (0.0, -1e4, "slice"));
+    assert_eq!(chain.rope.theta, 10_000.0);
+    assert_eq!(
+        chain.rope.scaling,
+        json!({"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_positions": 64})
+    );
+    assert_eq!(chain.tokenizer, None);
+
+    // Every name is one that the packages have.
+    let inspect = |path: &str| -> Value {
+        serde_json::from_slice(&bench.run(&["inspect", "--json", &format!("out/{path}")]).stdout).unwrap()
+    };
+    let names = |list: &Value| -> Vec<String> {
+        list.as_array().unwrap().iter().map(|feature| feature["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let (block, head) = (inspect(&chain.blocks[1].path), inspect(&chain.head.path));
+    for (number, function) in chain.functions.iter().enumerate() {
+        let [block, head] = [&block, &head].map(|report| &report["functions"][number]);
+        assert_eq!((&block["name"], &head["name"]), (&json!(function.name), &json!(function.name)));
+        let interface = &chain.interface;
+        let mut inputs = vec![interface.hidden.clone(), interface.mask.clone(), interface.position.clone()];
+        let mut found = names(&block["inputs"]);
+        (inputs.sort(), found.sort());
+        assert_eq!(found, inputs);
+        assert_eq!(names(&block["states"]), interface.states);
+        assert_eq!(names(&block["outputs"]), [interface.output.clone()]);
+        assert_eq!(names(&head["inputs"]), [interface.hidden.clone()]);
+        let parts: Vec<String> = chain.head.outputs.iter().map(|part| part.name.clone()).collect();
+        assert_eq!(names(&head["outputs"]), parts);
+        assert_eq!(head["outputs"][0]["shape"], json!([1, function.tokens, 96]));
+    }
+}
+
+const TOKENIZER: &str = r#"{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}"#;
+
+fn write(folder: &Path, files: &[(&str, &str)]) {
+    files.iter().for_each(|(name, text)| std::fs::write(folder.join(name), text).unwrap());
+}
+
+#[test]
+fn a_tokenizer_is_baked_as_it_is_and_follows_its_files() {
+    let bench = Bench::new(&TinyModel::new("qwen3", 14));
+    let output = bench.convert(&[]);
+    assert!(stderr(&output).contains("anebake: warning: the checkpoint has no tokenizer"), "{}", stderr(&output));
+    let out = bench.path("out");
+    let written = |summary: &std::process::Output| -> (u64, u64, u64) {
+        let summary: Value = serde_json::from_str(&stdout(summary)).unwrap();
+        let number = |key: &str| summary[key].as_u64().unwrap();
+        (number("baked"), number("packages_written"), number("files_written"))
+    };
+
+    let config = r#"{"chat_template": "{{ 1 }}", "eos_token": "b"}"#;
+    write(&bench.path("model"), &[("tokenizer.json", TOKENIZER), ("tokenizer_config.json", config)]);
+    assert_eq!(written(&bench.convert(&["--json"])), (0, 0, 3), "two files and `chain.json`");
+    assert_eq!(std::fs::read_to_string(out.join("tokenizer.json")).unwrap(), TOKENIZER);
+    assert_eq!(std::fs::read_to_string(out.join("tokenizer_config.json")).unwrap(), config);
+    let expected = TokenizerInfo {
+        path: "tokenizer.json".to_owned(),
+        config: Some("tokenizer_config.json".to_owned()),
+        bos: Some(1),
+        eos: vec![2],
+        chat_template: Some("{{ 1 }}".to_owned()),
+    };
+    assert_eq!(ChainFile::read(&out).unwrap().tokenizer, Some(expected.clone()));
+    assert_eq!(written(&bench.convert(&["--json"])), (0, 0, 0));
+    let listed: Vec<String> =
+        BakeManifest::read(&out).unwrap().unwrap().files.into_iter().map(|file| file.path).collect();
+    assert_eq!(listed, ["chain.json", "embedding.bin", "tokenizer.json", "tokenizer_config.json"]);
+
+    write(&bench.path("model"), &[("generation_config.json", r#"{"eos_token_id": [2, 7]}"#)]);
+    bench.convert(&[]);
+    let expected = TokenizerInfo { eos: vec![2, 7], ..expected };
+    assert_eq!(ChainFile::read(&out).unwrap().tokenizer, Some(expected.clone()));
+    std::fs::remove_file(bench.path("model/tokenizer_config.json")).unwrap();
+    bench.convert(&[]);
+    assert!(!out.join("tokenizer_config.json").exists());
+    let expected = TokenizerInfo { config: None, chat_template: None, ..expected };
+    assert_eq!(ChainFile::read(&out).unwrap().tokenizer, Some(expected));
+    std::fs::remove_file(bench.path("model/tokenizer.json")).unwrap();
+    bench.convert(&[]);
+    assert!(!out.join("tokenizer.json").exists());
+    assert_eq!(ChainFile::read(&out).unwrap().tokenizer, None);
+}
+
+#[test]
+fn the_sample_brings_its_own_tokenizer() {
+    let bench = Bench::new(&TinyModel::new("llama", 15));
+    let output = bench.run(&["convert", "-q", "--recipe", "fp16-v1", "--model", "sample"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let chain = ChainFile::read(&bench.path("out")).unwrap();
+    let tokenizer = chain.tokenizer.unwrap();
+    assert_eq!((tokenizer.bos, &tokenizer.eos[..]), (Some(1), &[2, 0][..]));
+    let loaded = anebake::tokenizer::Tokenizer::from_file(&bench.path("out").join(tokenizer.path)).unwrap();
+    let text = "The capital of France is";
+    assert_eq!(loaded.decode(&loaded.encode(text, true).unwrap()).unwrap(), text);
+    assert_eq!(std::fs::metadata(bench.path("out/embedding.bin")).unwrap().len(), 49_152 * 576 * 2);
+}
+
+#[test]
+fn some_parts_are_baked_alone_and_the_rest_of_a_whole_bake_stays() {
+    let bench = Bench::new(&TinyModel::new("llama", 16));
+    bench.convert(&[]);
+    let whole = files(&bench.path("out"));
+    for only in ["head", "embedding", "1,head"] {
+        bench.convert(&["--only", only, "--force"]);
+        let kept = files(&bench.path("out"));
+        assert!(whole.keys().eq(kept.keys()));
+        for (path, bytes) in whole.iter().filter(|(path, _)| *path != Path::new("manifest.json")) {
+            assert!(*bytes == kept[path], "{}", path.display());
+        }
+    }
+    bench.convert(&["--only", "head,0", "--out", "some"]);
+    let mut names: Vec<String> = std::fs::read_dir(bench.path("some"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["block-00.mlpackage", "head.mlpackage", "manifest.json"]);
+    // Of another recipe nothing stays.
+    bench.convert(&["--only", "head", "--recipe", "fp16-v1"]);
+    let left: Vec<_> = std::fs::read_dir(bench.path("out")).unwrap().collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+}
+
+#[test]
+fn what_the_gate_said_stays_until_the_output_is_another() {
+    let mut model = TinyModel::new("llama", 17);
+    let bench = Bench::new(&model);
+    let out = bench.path("out");
+    assert!(record_gate(&out, json!({"passed": true})).is_err(), "there is nothing yet");
+    bench.convert(&[]);
+    record_gate(&out, json!({"passed": true})).unwrap();
+    let gate = || bench.manifest("out").get("gate").cloned();
+    let stored = std::fs::read(out.join("manifest.json")).unwrap();
+    bench.convert(&[]);
+    assert_eq!(std::fs::read(out.join("manifest.json")).unwrap(), stored, "a hit leaves the manifest alone");
+    std::fs::remove_file(out.join("embedding.bin")).unwrap();
+    bench.convert(&["--force"]);
+    assert_eq!(gate(), Some(json!({"passed": true})), "the same output, mended");
+    bench.convert(&["--only", "0"]);
+    assert_eq!(gate(), Some(json!({"passed": true})));
+    assert!(bench.run(&["diff", "out", "out"]).status.success());
+    model.values(EMBEDDING)[0] += 1.0;
+    model.write(&bench.path("model"));
+    bench.convert(&[]);
+    assert_eq!(gate(), None, "other weights");
+}
