@@ -345,8 +345,11 @@ impl Drop for ByteProgress {
     }
 }
 
-/// Says that the process was interrupted.
+/// Says that the process was interrupted, and silences all others.
 pub(crate) fn interrupted() {
     let text = "\nanebake: interrupted; finished blocks are in the cache, the same command resumes\n";
-    drop(std::io::stderr().write_all(text.as_bytes()));
+    let mut stderr = std::io::stderr().lock();
+    drop(stderr.write_all(text.as_bytes()));
+    // The last word: the process ends with the lock held, and what else a thread wants to say waits in vain.
+    std::mem::forget(stderr);
 }
