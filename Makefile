@@ -6,10 +6,10 @@ VENV_PYTHON := .venv/bin/python
 
 .PHONY: bake test check setup setup-dev build lint golden golden-check schema bench
 
-## Set up, build, and bake the sample model: 30 int8 packages in ./out.
+## Set up, build, bake the sample model (30 int8 packages and the ends of the chain in ./out), judge it, let it speak.
 bake: build
 	$(ANEBAKE) convert --recipe int8-v1 --model sample --out out
-	$(ANEBAKE) inspect out/block-00.mlpackage
+	$(ANEBAKE) run out --prompt "The capital of France is" --max-tokens 24
 
 ## Set up, build, and run all tests; those of full and read-only disks where this user may mount one.
 test: setup-dev cargo
@@ -59,5 +59,5 @@ schema: setup cargo
 	UPDATE_SCHEMA=1 cargo test --release --lib recipe_schema
 
 ## Measure: a full-size checkpoint, every road, one run.
-bench: build
+bench: build setup-dev
 	$(PYTHON) benches/compare.py

@@ -77,7 +77,8 @@ def mlx(checkpoint: Path, out: Path) -> None:
 
     imported = time.perf_counter()
     weights: dict[str, Any] = {}
-    for name, tensor in mx.load(str(checkpoint)).items():
+    tensors: dict[str, Any] = mx.load(str(checkpoint))  # type: ignore[assignment]
+    for name, tensor in tensors.items():
         if PROJECTION.fullmatch(name):
             base = name.removesuffix(".weight")
             weights[name], weights[base + ".scales"], weights[base + ".biases"] = mx.quantize(

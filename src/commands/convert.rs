@@ -7,16 +7,17 @@ use std::time::Instant;
 use anyhow::Result;
 use serde::Serialize;
 
+use super::judge::{Judgement, judge};
 use super::{Opened, default_jobs, total_size};
 use crate::bake::ends;
 use crate::bake::manifest::BakeManifest;
-use crate::bake::output::{Contents, Item, Publication, Published, publish};
+use crate::bake::output::{Contents, Item, Publication, publish};
 use crate::bake::part::Part;
 use crate::bake::pipeline::{Options, Outcome};
 use crate::cache::BlobRef;
 use crate::cli::{Convert, Global};
 use crate::coremltools;
-use crate::error::Fault;
+use crate::error::{Fault, Status};
 use crate::ui::{Ui, bytes};
 
 /// How often a bake is repeated for parts whose cached files turn out to be damaged while they are published.
@@ -39,6 +40,7 @@ struct Summary<'a> {
     bytes: u64,
     seconds: f64,
     python_started: bool,
+    gate: &'a Judgement,
 }
 
 pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCode> {
@@ -91,21 +93,6 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
     if let Err(error) = opened.cache.collect_if_due(&super::cache::limits()?) {
         ui.warn(format!("the cache could not be collected: {error:#}"));
     }
-    report(options, &opened, &outcomes, published, repaired, start.elapsed().as_secs_f64(), ui)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn report(
-    options: &Convert,
-    opened: &Opened,
-    outcomes: &[Outcome],
-    published: Published,
-    repaired: usize,
-    seconds: f64,
-    ui: &Ui,
-) -> Result<()> {
-    let cached = outcomes.iter().filter(|outcome| outcome.cached).count();
-    let blocks = outcomes.iter().filter(|outcome| matches!(outcome.part, Part::Block(_))).count();
     let guarded: usize =
         outcomes.iter().flat_map(|outcome| &outcome.baked.tensors).map(|report| report.guarded.len()).sum();
     if guarded > 0 {
@@ -114,12 +101,26 @@ fn report(
              write (`manifest.json` lists them under `guarded`)"
         ));
     }
+    let seconds = start.elapsed().as_secs_f64();
+    if !ui.is_json() {
+        report(options, &opened, &outcomes, seconds, ui);
+    }
+    let judgement = if options.no_gate {
+        Judgement::skipped("--no-gate")
+    } else if opened.plan.chain.is_none() {
+        Judgement::skipped("only some parts were baked")
+    } else if !ends.tokenizer {
+        Judgement::skipped("the checkpoint has no tokenizer")
+    } else {
+        judge(&opened, &options.out, published.gate.clone(), ui)?
+    };
     if ui.is_json() {
-        return ui.json(&Summary {
+        let cached = outcomes.iter().filter(|outcome| outcome.cached).count();
+        ui.json(&Summary {
             out: &options.out,
             recipe: &opened.recipe.name,
             model: &opened.label,
-            blocks,
+            blocks: blocks(&outcomes),
             parts: outcomes.len(),
             baked: outcomes.len() - cached,
             cached,
@@ -127,11 +128,24 @@ fn report(
             packages_written: published.packages_written,
             files_written: published.files_written,
             packages_removed: published.packages_removed,
-            bytes: total_size(outcomes),
+            bytes: total_size(&outcomes),
             seconds,
             python_started: coremltools::started(),
-        });
+            gate: &judgement,
+        })?;
     }
+    let failed = judgement.passed == Some(false);
+    Ok(if failed && opened.recipe.gate.enforce { ExitCode::from(Status::CheckFailed as u8) } else { ExitCode::SUCCESS })
+}
+
+fn blocks(outcomes: &[Outcome]) -> usize {
+    outcomes.iter().filter(|outcome| matches!(outcome.part, Part::Block(_))).count()
+}
+
+/// What was baked, in words.
+fn report(options: &Convert, opened: &Opened, outcomes: &[Outcome], seconds: f64, ui: &Ui) {
+    let cached = outcomes.iter().filter(|outcome| outcome.cached).count();
+    let blocks = blocks(outcomes);
     let others = outcomes.iter().filter(|outcome| !matches!(outcome.part, Part::Block(_)));
     let mut what = Vec::from([if blocks == 1 { "1 block".to_owned() } else { format!("{blocks} blocks") }]);
     what.extend(others.map(|outcome| outcome.part.name()));
@@ -148,5 +162,4 @@ fn report(
         bytes(total_size(outcomes)),
         options.out.display(),
     ));
-    Ok(())
 }

@@ -6,9 +6,12 @@ mod convert;
 mod diff;
 mod doctor;
 mod explain;
+mod gate;
 mod inspect;
+mod judge;
 mod plan;
 mod recipe;
+mod run;
 mod verify;
 
 use std::process::ExitCode;
@@ -35,7 +38,7 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// # Errors
 /// Whatever stops it; [`crate::error::status`] tells the exit status.
 pub fn run(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
-    catch_interrupts()?;
+    catch_interrupts(matches!(cli.command, Command::Run(_)))?;
     let result = dispatch(cli, ui);
     if result.is_err() && INTERRUPTED.load(Ordering::SeqCst) {
         // The failure is that of a writer whose temporary folder is gone; the thread that removed it ends the process.
@@ -55,6 +58,8 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
         Command::Inspect(options) => inspect::run(options, ui),
         Command::Diff(options) => diff::run(options, ui),
         Command::Verify(options) => verify::run(options, global, ui),
+        Command::Gate(options) => gate::run(options, global, ui),
+        Command::Run(options) => run::run(options, ui),
         Command::Doctor => doctor::run(global, ui),
         Command::Recipe(command) => recipe::run(command, ui),
         Command::Cache(command) => cache::run(command, global, ui),
@@ -65,14 +70,14 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
 /// Ends the process on Ctrl-C or SIGTERM with status 130, after removing what it had half written. A thread of its own
 /// does it, so that it works while Python or a long write is busy.
 #[expect(clippy::exit, reason = "the one place where a signal ends the process")]
-fn catch_interrupts() -> Result<()> {
+fn catch_interrupts(bakes_nothing: bool) -> Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
         .or_fault(|| Fault::environment("cannot listen for Ctrl-C"))?;
     std::thread::spawn(move || {
         if signals.forever().next().is_some() {
             INTERRUPTED.store(true, Ordering::SeqCst);
             remove_own_temporaries();
-            crate::ui::interrupted();
+            crate::ui::interrupted(bakes_nothing);
             std::process::exit(Status::Interrupted as i32);
         }
     });

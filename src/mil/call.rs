@@ -17,6 +17,8 @@ pub(super) struct Call<'a> {
     pub outputs: &'a [Declared],
     /// The arithmetic.
     pub arithmetic: Arithmetic,
+    /// Whether a `slice_update` may change its input.
+    pub in_place: bool,
 }
 
 impl<'a> Call<'a> {
@@ -86,6 +88,12 @@ impl<'a> Call<'a> {
         let sizes = self.ints(name)?;
         let size = |&size: &i64| usize::try_from(size).ok();
         sizes.iter().map(size).collect::<Option<_>>().with_context(|| format!("parameter `{name}` is {sizes:?}"))
+    }
+
+    /// The integer of a parameter that must be a size: it is not negative.
+    pub(super) fn size(&self, name: &str) -> Result<usize> {
+        let size = self.int(name)?;
+        usize::try_from(size).ok().with_context(|| format!("parameter `{name}` is {size}"))
     }
 
     /// The integer of a parameter.

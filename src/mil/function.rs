@@ -15,8 +15,25 @@ use super::value::{Dtype, Value, float_tensor, int_tensor, ints, round_to_f16, w
 pub type Inputs = BTreeMap<String, Tensor>;
 /// Outputs by name, in the same form, with their declared dtypes.
 pub type Outputs = BTreeMap<String, (Tensor, Dtype)>;
-/// States by name.
-pub type States = BTreeMap<String, Tensor>;
+
+/// The states of a package. They are updated in place, so they are not to be shared: there is no `Clone`.
+#[derive(Debug, Default)]
+pub struct States(BTreeMap<String, Tensor>);
+
+impl States {
+    /// Adds the zeros of a function's state.
+    ///
+    /// # Errors
+    /// Functions disagree about its shape.
+    pub(super) fn add(&mut self, state: &Declared) -> Result<()> {
+        let shape = state.shape.as_ref().with_context(|| format!("state `{}` has no static shape", state.name))?;
+        let zeros = Tensor::zeros(&shape[..], state.dtype.storage(), &candle_core::Device::Cpu)?;
+        if let Some(other) = self.0.insert(state.name.clone(), zeros) {
+            ensure!(other.dims() == shape, "functions disagree about the shape of state `{}`", state.name);
+        }
+        Ok(())
+    }
+}
 
 /// A function, resolved.
 #[derive(Debug)]
@@ -49,6 +66,9 @@ pub(super) struct Step {
     pub outputs: Vec<Declared>,
     /// Slots that no later op reads.
     pub frees: Vec<usize>,
+    /// Whether a `slice_update` may change its input: it is a state that nothing else reads before it is replaced by
+    /// the result. Whether the write of a state may keep the memory that it is given: such a result.
+    pub in_place: bool,
 }
 
 impl std::fmt::Debug for Step {
@@ -120,7 +140,7 @@ impl Declared {
                 round_to_f16(&mut values);
                 float_tensor(values, tensor.dims())
             }
-            Dtype::Int { bits, .. } if bits < 32 && !moves => {
+            Dtype::Int { bits, .. } if bits < 64 && !moves => {
                 let values = ints(&tensor)?.into_iter().map(|value| self.dtype.wrap(value)).collect();
                 int_tensor(values, tensor.dims())
             }
@@ -130,15 +150,6 @@ impl Declared {
 }
 
 impl Function {
-    /// States before the first call: zeros.
-    pub(super) fn new_states(&self) -> Result<States> {
-        let zeros = |state: &Declared| {
-            let shape = state.shape.as_ref().with_context(|| format!("state `{}` has no static shape", state.name))?;
-            Ok((state.name.clone(), Tensor::zeros(&shape[..], state.dtype.storage(), &candle_core::Device::Cpu)?))
-        };
-        self.states.iter().map(zeros).collect()
-    }
-
     /// Runs the function. States that the function writes are replaced.
     pub(super) fn run(
         &self,
@@ -192,7 +203,13 @@ impl Function {
     ) -> Result<()> {
         match step.action {
             Action::Compute(op) => {
-                let call = Call { parameters: &step.parameters, slots, outputs: &step.outputs, arithmetic };
+                let call = Call {
+                    parameters: &step.parameters,
+                    slots,
+                    outputs: &step.outputs,
+                    arithmetic,
+                    in_place: step.in_place,
+                };
                 let results = (op.evaluate)(&call)?;
                 ensure!(
                     results.len() == step.outputs.len(),
@@ -211,7 +228,7 @@ impl Function {
             Action::Read { state } => {
                 let declared = &self.states[state];
                 let value =
-                    states.get(&declared.name).with_context(|| format!("there is no state `{}`", declared.name))?;
+                    states.0.get(&declared.name).with_context(|| format!("there is no state `{}`", declared.name))?;
                 self.set(step, slots, Value::Tensor(value.clone(), declared.dtype));
             }
             Action::Write { state } => {
@@ -219,7 +236,9 @@ impl Function {
                 let value = step.parameters.iter().find(|p| ["value", "data"].contains(&&*p.name));
                 let source = value.and_then(|value| value.sources.first()).context("it writes no value")?;
                 let value = declared.conform(slots.value(source)?.tensor()?, arithmetic, true)?;
-                states.insert(declared.name.clone(), value.clone());
+                // A later call may change the state in place: no constant, input or other state may be that memory.
+                let value = if step.in_place { value } else { value.copy()? };
+                states.0.insert(declared.name.clone(), value.clone());
                 self.set(step, slots, Value::Tensor(value, declared.dtype));
             }
         }

@@ -64,17 +64,42 @@ impl FromStr for Arithmetic {
     }
 }
 
-/// The most elements that one value may have; a program that asks for more is refused before anything is allocated.
+/// Types of the ops that the interpreter has, sorted; `const` and those that read and write states are always there.
+pub fn op_types() -> Vec<&'static str> {
+    let mut names: Vec<_> = registry::registry().names().chain(ops::constexpr::names()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// The most elements that a constant may have.
 const MOST_ELEMENTS: usize = 1 << 28;
+/// The most elements that the result of an op may have, 512 MiB of floats; a program that asks for more is refused
+/// before anything is allocated. What a package stores is bounded by its size, what it computes is not.
+const MOST_RESULT: usize = 1 << 27;
+/// The most axes that a value may have. Core ML has five.
+const MOST_AXES: usize = 16;
 
 /// The number of elements of `shape`.
 ///
 /// # Errors
 /// More than any real model needs.
 fn elements(shape: &[usize]) -> anyhow::Result<usize> {
-    shape
-        .iter()
-        .try_fold(1usize, |product, &size| product.checked_mul(size))
+    anyhow::ensure!(shape.len() <= MOST_AXES, "a value of {} axes", shape.len());
+    // An axis of size 0 must not hide a product that overflows: sizes are multiplied before it is known.
+    let sizes = shape.iter().map(|&size| size.max(1));
+    let product = sizes.into_iter().try_fold(1usize, |product, size| product.checked_mul(size));
+    product
         .filter(|&count| count <= MOST_ELEMENTS)
+        .map(|count| if shape.contains(&0) { 0 } else { count })
         .ok_or_else(|| anyhow::anyhow!("a value of shape {shape:?} is too large"))
+}
+
+/// The number of elements of the result of an op.
+///
+/// # Errors
+/// More than the interpreter computes.
+fn result_elements(shape: &[usize]) -> anyhow::Result<usize> {
+    let count = elements(shape)?;
+    anyhow::ensure!(count <= MOST_RESULT, "a result of shape {shape:?} is too large");
+    Ok(count)
 }

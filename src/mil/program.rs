@@ -75,13 +75,9 @@ impl Program {
     /// # Errors
     /// A state has no static shape, or functions disagree about it.
     pub fn new_states(&self) -> Result<States> {
-        let mut states = States::new();
+        let mut states = States::default();
         for function in self.functions.values() {
-            for (name, state) in function.new_states()? {
-                if let Some(other) = states.insert(name.clone(), state.clone()) {
-                    ensure!(other.dims() == state.dims(), "functions disagree about the shape of state `{name}`");
-                }
-            }
+            function.states.iter().try_for_each(|state| states.add(state))?;
         }
         Ok(states)
     }
@@ -89,7 +85,7 @@ impl Program {
     /// Runs a function.
     ///
     /// # Errors
-    /// There is no such function, an input does not fit, or an op fails: the message names it.
+    /// There is no such function, an input does not fit, or an op fails: the message names it and the package.
     pub fn run(
         &self,
         function: &str,
@@ -100,8 +96,9 @@ impl Program {
         let found = self.functions.get(function).with_context(|| {
             let known: Vec<&str> = self.functions.keys().map(String::as_str).collect();
             format!("there is no function `{function}`, but {}", known.join(", "))
-        })?;
-        found.run(inputs, states, self.arithmetic, headroom)
+        });
+        let package = || format!("package `{}`", self.package.path().display());
+        found.and_then(|found| found.run(inputs, states, self.arithmetic, headroom)).with_context(package)
     }
 
     /// Name, dtype and static shape of each input of a function.
@@ -174,6 +171,7 @@ impl Resolver<'_> {
         for (slot, step) in self.last_use {
             steps[step].frees.push(slot);
         }
+        update_in_place(&mut steps, &outputs);
         let package = self.package.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Function { package, name: name.to_owned(), inputs, states, outputs, steps, slots: self.slots })
     }
@@ -208,7 +206,13 @@ impl Resolver<'_> {
                 None => {
                     let slots = Slots::none();
                     let outputs = std::slice::from_ref(&declared);
-                    let call = Call { parameters: &parameters, slots: &slots, outputs, arithmetic: self.arithmetic };
+                    let call = Call {
+                        parameters: &parameters,
+                        slots: &slots,
+                        outputs,
+                        arithmetic: self.arithmetic,
+                        in_place: false,
+                    };
                     evaluate(&call)?
                 }
             };
@@ -219,7 +223,7 @@ impl Resolver<'_> {
         }
         let (kind, found) = registry().get(&op.r#type).context("the interpreter lacks this op")?;
         let outputs = self.outputs(op)?;
-        Ok(Some(Step { kind, action: Action::Compute(found), parameters, outputs, frees: Vec::new() }))
+        Ok(Some(Step { kind, action: Action::Compute(found), parameters, outputs, frees: Vec::new(), in_place: false }))
     }
 
     fn state_access(&mut self, op: &spec::Operation, step: usize) -> Result<Step> {
@@ -238,7 +242,7 @@ impl Resolver<'_> {
         let action = if kind == "read_state" { Action::Read { state } } else { Action::Write { state } };
         let parameters = self.parameters_but(op, step, parameter)?;
         let outputs = self.outputs(op)?;
-        Ok(Step { kind, action, parameters, outputs, frees: Vec::new() })
+        Ok(Step { kind, action, parameters, outputs, frees: Vec::new(), in_place: false })
     }
 
     fn outputs(&mut self, op: &spec::Operation) -> Result<Vec<Declared>> {
@@ -338,6 +342,39 @@ impl Resolver<'_> {
         );
         let entry = Entry { padding_bits: entry.size * 8 - count * entry.dtype.bits(), ..entry };
         Constant::new(dtype, shape, Stored::Blob { package: Arc::clone(self.package), entry })
+    }
+}
+
+/// Marks each `slice_update` that may change its input: `x` is what a state held, read for this op alone; the result is
+/// all that is ever written to the state; neither leaves the function as an output.
+fn update_in_place(steps: &mut [Step], outputs: &[(String, Source)]) {
+    let slot_of = |step: &Step| step.outputs.first().map(|output| output.slot);
+    let reads = |step: &Step, slot: usize| {
+        let sources = step.parameters.iter().flat_map(|parameter| &parameter.sources);
+        sources.filter(|source| matches!(source, Source::Slot(read) if *read == slot)).count()
+    };
+    for update in 0..steps.len() {
+        if steps[update].kind != "slice_update" {
+            continue;
+        }
+        let x = steps[update].parameters.iter().find(|parameter| parameter.name == "x");
+        let Some([Source::Slot(old)]) = x.map(|x| &x.sources[..]) else { continue };
+        let (old, Some(new)) = (*old, slot_of(&steps[update])) else { continue };
+        let Some(read) = steps[..update].iter().position(|step| slot_of(step) == Some(old)) else { continue };
+        let Action::Read { state } = steps[read].action else { continue };
+        let writes: Vec<usize> =
+            (0..steps.len()).filter(|&i| matches!(steps[i].action, Action::Write { state: s } if s == state)).collect();
+        let [write] = writes[..] else { continue };
+        let read_before =
+            (0..write).any(|i| i != read && matches!(steps[i].action, Action::Read { state: s } if s == state));
+        let leaves =
+            outputs.iter().any(|(_, source)| matches!(source, Source::Slot(slot) if [old, new].contains(slot)));
+        steps[update].in_place = write > update
+            && reads(&steps[write], new) == 1
+            && steps.iter().map(|step| reads(step, old)).sum::<usize>() == 1
+            && !read_before
+            && !leaves;
+        steps[write].in_place = steps[update].in_place;
     }
 }
 

@@ -41,6 +41,11 @@ impl Registry {
         debug_assert!(before.is_none(), "{name} is registered twice");
     }
 
+    /// Names of all ops.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.0.keys().copied()
+    }
+
     /// The op called `name`.
     pub(super) fn get(&self, name: &str) -> Option<(&'static str, Op)> {
         self.0.get_key_value(name).map(|(name, op)| (*name, *op))

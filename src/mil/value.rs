@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, WithDType};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
@@ -128,11 +128,16 @@ pub(super) fn ints(tensor: &Tensor) -> Result<Vec<i64>> {
 
 /// Calls `f` on the elements of a float tensor; those of a view are copied first.
 pub(super) fn with_floats<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
+    with_values(tensor, f)
+}
+
+/// Calls `f` on the elements of a tensor of `T`; those of a view are copied first.
+pub(super) fn with_values<T: WithDType, R>(tensor: &Tensor, f: impl FnOnce(&[T]) -> R) -> Result<R> {
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
     let candle_core::Storage::Cpu(storage) = &*storage else { bail!("a tensor that is not in memory") };
     let start = layout.start_offset();
-    Ok(f(&storage.as_slice::<f32>()?[start..start + layout.shape().elem_count()]))
+    Ok(f(&storage.as_slice::<T>()?[start..start + layout.shape().elem_count()]))
 }
 
 /// A tensor of floats.

@@ -9,9 +9,9 @@ pub mod inventory;
 pub mod spec;
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use memmap2::{Mmap, UncheckedAdvice};
 use prost::Message;
 use serde::Deserialize;
@@ -58,6 +58,8 @@ impl Package {
             .item_info_entries
             .get(&manifest.root_model_identifier)
             .with_context(|| format!("`{MANIFEST}` lists no item `{}`", manifest.root_model_identifier))?;
+        let inside = Path::new(&item.path).components().all(|part| matches!(part, Component::Normal(_)));
+        ensure!(inside && !item.path.is_empty(), "`{MANIFEST}`: `{}` is no path inside the package", item.path);
         let model_path = path.join("Data").join(&item.path);
         let bytes = std::fs::read(&model_path).with_context(|| format!("cannot read `{}`", model_path.display()))?;
         let model = decode(&bytes).with_context(|| format!("`{}` is no Core ML model", model_path.display()))?;

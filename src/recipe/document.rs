@@ -10,6 +10,15 @@ use serde::{Deserialize, Serialize};
 use super::values::{ComputePrecision, Granularity, KvCache, Norm, Rounding, Scheme, Target, WeightDtype};
 use super::{Functions, Gate, Package};
 
+/// What the gate asks where a recipe does not say: short, with one likely answer each.
+const DEFAULT_PROMPTS: [&str; 5] = [
+    "The capital of France is",
+    "2 plus 2 equals",
+    "The opposite of hot is",
+    "Once upon a time there was a",
+    "The chemical symbol for gold is",
+];
+
 /// A recipe of anebake: how a checkpoint becomes Core ML packages.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -140,7 +149,8 @@ impl Default for Functions {
 
 impl Default for Gate {
     fn default() -> Self {
-        Self { min_cosine: 0.999, min_top1: 1.0, steps: 8, enforce: true }
+        let prompts = DEFAULT_PROMPTS.map(str::to_owned).to_vec();
+        Self { min_cosine: 0.999, min_top1: 1.0, steps: 8, enforce: true, prompts }
     }
 }
 

@@ -108,7 +108,7 @@ pub struct Package {
 }
 
 /// What the chain of packages must reach to pass.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Gate {
     /// Least cosine between a step's logits and the baseline's.
@@ -122,6 +122,8 @@ pub struct Gate {
     pub steps: usize,
     /// Whether a missed gate fails the command.
     pub enforce: bool,
+    /// Texts that the chain continues; at least one.
+    pub prompts: Vec<String>,
 }
 
 /// The model of a recipe.
@@ -329,6 +331,11 @@ impl Recipe {
                 .into());
             }
         }
+        if document.gate.prompts.is_empty() {
+            return Err(Fault::usage(format!("{}: `gate.prompts` is empty", origin("gate.prompts")))
+                .with_hint("name at least one prompt, or remove the key: there are five by default")
+                .into());
+        }
         let source = document.model.source.as_deref().map(str::parse).transpose()?;
         let mut recipe = Self {
             name: document.name.unwrap_or(fallback_name),
@@ -400,7 +407,7 @@ impl Recipe {
                 .iter()
                 .map(|entry| OverrideKeys { tensors: entry.tensors.clone(), weights: entry.weights.keys() })
                 .collect(),
-            gate: self.gate,
+            gate: self.gate.clone(),
         };
         serde_json::to_value(document).expect("a recipe holds nothing that JSON cannot")
     }
@@ -446,7 +453,7 @@ fn add_defaults(value: &Value, path: &str, origins: &mut BTreeMap<String, Origin
                 add_defaults(value, &check::join(path, key), origins);
             }
         }
-        Value::Array(_) => {}
+        Value::Array(items) if items.iter().any(Value::is_object) => {}
         _ => {
             origins.entry(path.to_owned()).or_insert(Origin::Default);
         }

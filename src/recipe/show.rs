@@ -20,7 +20,7 @@ fn table(text: &mut String, table: &Map<String, Value>, path: &str, recipe: &Rec
         Some(origin) if origins => format!("  # {}", origin.comment()),
         _ => String::new(),
     };
-    for (key, value) in table.iter().filter(|(_, value)| !value.is_object() && !value.is_array()) {
+    for (key, value) in table.iter().filter(|(_, value)| !is_table(value)) {
         writeln!(text, "{key} = {}{}", scalar(value), comment(&join(path, key))).expect("a string grows");
     }
     for (key, value) in table {
@@ -30,7 +30,7 @@ fn table(text: &mut String, table: &Map<String, Value>, path: &str, recipe: &Rec
                 write!(text, "\n[{path}]\n").expect("a string grows");
                 self::table(text, below, &path, recipe, origins);
             }
-            Value::Array(entries) => {
+            Value::Array(entries) if is_table(value) => {
                 for (index, entry) in entries.iter().enumerate() {
                     let at = format!("{path}[{index}]");
                     write!(text, "\n[[{path}]]{}\n", comment(&at)).expect("a string grows");
@@ -42,9 +42,18 @@ fn table(text: &mut String, table: &Map<String, Value>, path: &str, recipe: &Rec
     }
 }
 
+/// Whether a value is written below a heading of its own: a table, or an array of tables.
+fn is_table(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => items.first().is_none_or(Value::is_object),
+        other => other.is_object(),
+    }
+}
+
 fn scalar(value: &Value) -> String {
     match value {
         Value::String(text) => toml::Value::String(text.clone()).to_string(),
+        Value::Array(items) => format!("[{}]", items.iter().map(scalar).collect::<Vec<_>>().join(", ")),
         other => other.to_string(),
     }
 }

@@ -162,6 +162,9 @@ fn wrong_types_words_and_ranges_name_value_and_what_is_allowed() {
         ("[gate]\nmin_cosine = 1.5", "`gate.min_cosine` is 1.5, not in 0..=1"),
         ("[gate]\nmin_top1 = nan", "`gate.min_top1` is nan, not in 0..=1"),
         ("[gate]\nsteps = 0", "`gate.steps` is 0, not in 1..=1024"),
+        ("[gate]\nprompts = 'a'", "`gate.prompts` is the string `a`, not an array"),
+        ("[gate]\nprompts = ['a', 3]", "`gate.prompts[1]` is the integer 3, not a string"),
+        ("[gate]\nprompts = []", "`gate.prompts` is empty"),
         ("name = 'a b'", "`name` is `a b`, not letters, digits, `.`, `_` and `-`"),
         (
             "[package]\ncontext = 64\nfunctions = { prefill = 65 }",
@@ -404,7 +407,14 @@ fn an_override_that_matches_no_tensor_of_the_model_is_refused() {
 fn the_build_document_leaves_out_what_does_not_decide_bytes() {
     let document = |sets: &[&str]| load_with("extends = 'int8-rtn-v1'", sets).unwrap().build_document();
     let base = document(&[]);
-    for set in ["name=other", "description=other", "model.source=sample", "gate.steps=3", "gate.enforce=true"] {
+    for set in [
+        "name=other",
+        "description=other",
+        "model.source=sample",
+        "gate.steps=3",
+        "gate.enforce=true",
+        "gate.prompts=['a']",
+    ] {
         assert_eq!(document(&[set]), base, "{set}");
     }
     for set in [
@@ -452,6 +462,7 @@ fn resolved_text_shows_each_value_with_its_origin() {
     min_top1 = 1.0  # fp16-v1 (built-in)
     steps = 4  # --set
     enforce = false  # int8-rtn-v1 (built-in)
+    prompts = ["The capital of France is", "2 plus 2 equals", "The opposite of hot is", "Once upon a time there was a", "The chemical symbol for gold is"]  # default
     "#);
 }
 
@@ -485,6 +496,7 @@ proptest! {
         top1 in 0.0f64..=1.0,
         steps in 1usize..=1024,
         enforce in any::<bool>(),
+        prompts in prop::collection::vec(any::<String>(), 1..4),
     ) {
         let mut text = format!("name = '{name}'\ndescription = {}\n", toml::Value::String(description));
         if let Some(source) = source {
@@ -492,6 +504,8 @@ proptest! {
         }
         text += &format!("[package]\ncontext = {context}\nfunctions.prefill = {prefill}\ncompute_precision = '{precision}'\nnorm = '{norm}'\n");
         text += &format!("[weights]\n{weights}[gate]\nmin_cosine = {cosine}\nmin_top1 = {top1}\nsteps = {steps}\nenforce = {enforce}\n");
+        let prompts: Vec<toml::Value> = prompts.into_iter().map(toml::Value::String).collect();
+        text += &format!("prompts = {}\n", toml::Value::Array(prompts));
         for (tensors, keys) in overrides.iter().filter(|(tensors, _)| regex::Regex::new(tensors).is_ok()) {
             text += &format!("[[override]]\ntensors = {}\n{keys}", toml::Value::String(tensors.clone()));
         }

@@ -4,7 +4,9 @@
 //! means is left to `mil`.
 
 mod chain;
+pub mod generate;
 mod reference;
+mod sampler;
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -16,6 +18,7 @@ use crate::mlpackage::inventory::FunctionInfo;
 
 pub use chain::{Chain, Rows, Session};
 pub use reference::{ReferenceRunner, Replacements};
+pub use sampler::{Sampler, Sampling, greedy};
 
 /// Opens packages so that they can be run.
 pub trait Runner {

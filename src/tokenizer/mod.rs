@@ -1,8 +1,10 @@
 //! Text to tokens and back.
 //!
 //! Owns [`Tokenizer`], over the crate `tokenizers`, and how the vocabulary of a GGUF file becomes a Hugging Face
-//! `tokenizer.json` ([`gguf`]). Which files a checkpoint carries is left to `checkpoint`, conversations to `commands`.
+//! `tokenizer.json` ([`gguf`]), and conversations as text ([`chat`]). Which files a checkpoint carries is left to
+//! `checkpoint`.
 
+pub mod chat;
 pub mod gguf;
 mod pre;
 mod stream;

@@ -24,6 +24,8 @@ fn the_program_and_every_command_explain_themselves() {
         "inspect",
         "diff",
         "verify",
+        "gate",
+        "run",
         "doctor",
         "recipe",
         "recipe list",

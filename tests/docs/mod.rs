@@ -17,9 +17,15 @@ fn blocks(language: &str) -> Vec<(&'static str, &'static str)> {
     TEXTS.into_iter().flat_map(in_text).collect()
 }
 
+/// The words of a command line; what stands in double quotes is one.
+fn words(line: &'static str) -> Vec<&'static str> {
+    let parts = line.split('"').enumerate();
+    parts.flat_map(|(i, part)| if i % 2 == 1 { vec![part] } else { part.split_whitespace().collect() }).collect()
+}
+
 fn commands(program: &str) -> Vec<(&'static str, Vec<&'static str>)> {
     let lines = blocks("sh").into_iter().flat_map(|(name, block)| block.lines().map(move |line| (name, line)));
-    let words = lines.map(|(name, line)| (name, line.split('#').next().unwrap_or(line).split_whitespace().collect()));
+    let words = lines.map(|(name, line)| (name, words(line.split('#').next().unwrap_or(line))));
     words.filter(|(_, words): &(_, Vec<&str>)| words.first() == Some(&program)).collect()
 }
 

@@ -2,7 +2,7 @@
 //! position of the cache to the last.
 
 mod chain;
-mod reference;
+pub mod reference;
 
 use std::path::Path;
 

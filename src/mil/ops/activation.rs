@@ -4,12 +4,13 @@ use anyhow::{Result, bail, ensure};
 use candle_core::Tensor;
 use candle_core::cpu::erf::erf_f64;
 
-use super::elementwise::unary;
+use super::elementwise::{larger, unary};
 use crate::mil::call::Call;
 use crate::mil::registry::Registry;
+use crate::mil::value::{float_tensor, with_floats};
 
 pub(super) fn register(registry: &mut Registry) {
-    registry.computes("relu", |call| unary(call, |x| x.max(0.0)));
+    registry.computes("relu", |call| unary(call, |x| larger(x, 0.0)));
     registry.computes("relu6", |call| unary(call, |x| x.clamp(0.0, 6.0)));
     registry.computes("clamped_relu", |call| {
         let (alpha, beta) = (call.number("alpha")?, call.number("beta")?);
@@ -72,15 +73,16 @@ pub(super) fn per_channel(call: &Call<'_>, name: &str, x: &Tensor) -> Result<Ten
 
 fn prelu(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let x = call.float_tensor("x")?;
-    let negative = x.minimum(0.0)?.broadcast_mul(&per_channel(call, "alpha", &x)?)?;
-    Ok(vec![(x.maximum(0.0)? + negative)?])
+    let scaled = x.broadcast_mul(&per_channel(call, "alpha", &x)?)?;
+    Ok(vec![x.lt(&x.zeros_like()?)?.where_cond(&scaled, &x)?])
 }
 
 /// `alpha * ln(1 + exp(beta * x))`
 fn softplus_parametric(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let x = call.float_tensor("x")?;
     let inner = x.broadcast_mul(&per_channel(call, "beta", &x)?)?;
-    let soft = (inner.abs()?.neg()?.exp()? + 1.0)?.log()?.add(&inner.maximum(0.0)?)?;
+    let soft = with_floats(&inner, |values| values.iter().map(|&x| softplus(x)).collect())?;
+    let soft = float_tensor(soft, inner.dims())?;
     Ok(vec![soft.broadcast_mul(&per_channel(call, "alpha", &x)?)?])
 }
 

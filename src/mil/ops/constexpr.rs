@@ -16,16 +16,23 @@ use crate::mlpackage::blob::BlobDtype;
 /// Decompresses: gives a constant that is as small as it was stored, where its use allows that.
 pub(in crate::mil) type Decompress = fn(&Call<'_>) -> Result<Constant>;
 
+/// Every constexpr op.
+const OPS: [(&str, Decompress); 5] = [
+    ("constexpr_affine_dequantize", affine_dequantize),
+    ("constexpr_blockwise_shift_scale", blockwise_shift_scale),
+    ("constexpr_cast", cast),
+    ("constexpr_lut_to_dense", lut_to_dense),
+    ("constexpr_sparse_to_dense", sparse_to_dense),
+];
+
 /// The constexpr op called `name`.
 pub(in crate::mil) fn find(name: &str) -> Option<Decompress> {
-    Some(match name {
-        "constexpr_affine_dequantize" => affine_dequantize,
-        "constexpr_blockwise_shift_scale" => blockwise_shift_scale,
-        "constexpr_cast" => cast,
-        "constexpr_lut_to_dense" => lut_to_dense,
-        "constexpr_sparse_to_dense" => sparse_to_dense,
-        _ => return None,
-    })
+    OPS.iter().find(|(known, _)| *known == name).map(|(_, decompress)| *decompress)
+}
+
+/// Names of all constexpr ops.
+pub(in crate::mil) fn names() -> impl Iterator<Item = &'static str> {
+    OPS.iter().map(|(name, _)| *name)
 }
 
 /// The constant of a parameter.
@@ -105,6 +112,7 @@ fn unpacked(call: &Call<'_>, name: &str, bits: u32, count: usize) -> Result<Vec<
         bits => bail!("indices of {bits} bits"),
     };
     let bytes: Vec<u8> = ints(&call.tensor(name)?)?.into_iter().map(|byte| byte as u8).collect();
+    ensure!(dtype.bytes(count as u64) == Some(bytes.len() as u64), "{} bytes for {count} elements", bytes.len());
     let mut values = vec![0.0; count];
     decode(dtype, &bytes, 0, &mut values)?;
     Ok(values)

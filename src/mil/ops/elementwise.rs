@@ -5,16 +5,16 @@ use candle_core::cpu::erf::erf_f64;
 use candle_core::{DType, Tensor};
 
 use crate::mil::call::Call;
-use crate::mil::elements;
 use crate::mil::registry::Registry;
+use crate::mil::result_elements;
 use crate::mil::value::{Dtype, float_tensor, floats, int_tensor, ints, with_floats};
 
 pub(super) fn register(registry: &mut Registry) {
     registry.computes("add", |call| binary(call, Tensor::broadcast_add));
     registry.computes("sub", |call| binary(call, Tensor::broadcast_sub));
     registry.computes("mul", |call| binary(call, Tensor::broadcast_mul));
-    registry.computes("maximum", |call| binary(call, Tensor::broadcast_maximum));
-    registry.computes("minimum", |call| binary(call, Tensor::broadcast_minimum));
+    registry.computes("maximum", |call| pairwise(call, larger, |x, y| Some(x.max(y))));
+    registry.computes("minimum", |call| pairwise(call, smaller, |x, y| Some(x.min(y))));
     registry.computes("real_div", real_div);
     registry.computes("floor_div", |call| {
         pairwise(
@@ -29,16 +29,19 @@ pub(super) fn register(registry: &mut Registry) {
     registry.computes("mod", |call| {
         pairwise(
             call,
-            |x, y| x - y * (x / y).floor(),
+            |x, y| {
+                let rest = x % y;
+                if rest != 0.0 && (rest < 0.0) != (y < 0.0) { rest + y } else { rest }
+            },
             |x, y| {
                 let rest = x.checked_rem_euclid(y)?;
                 Some(if y < 0 && rest != 0 { rest + y } else { rest })
             },
         )
     });
-    registry.computes("pow", |call| pairwise(call, f32::powf, |x, y| x.checked_pow(u32::try_from(y).ok()?)));
+    registry.computes("pow", |call| pairwise(call, f32::powf, |x, y| Some(x.wrapping_pow(u32::try_from(y).ok()?))));
 
-    registry.computes("abs", |call| unary(call, f32::abs));
+    registry.computes("abs", |call| unary_or(call, f32::abs, i64::wrapping_abs));
     registry.computes("acos", |call| unary(call, f32::acos));
     registry.computes("asin", |call| unary(call, f32::asin));
     registry.computes("atan", |call| unary(call, f32::atan));
@@ -51,11 +54,11 @@ pub(super) fn register(registry: &mut Registry) {
     registry.computes("exp2", |call| unary(call, f32::exp2));
     registry.computes("floor", |call| unary(call, f32::floor));
     registry.computes("round", |call| unary(call, f32::round_ties_even));
-    registry.computes("sign", |call| unary(call, |x| if x == 0.0 { 0.0 } else { x.signum() }));
+    registry.computes("sign", |call| unary_or(call, |x| if x == 0.0 { 0.0 } else { x.signum() }, i64::signum));
     registry.computes("sin", |call| unary(call, f32::sin));
     registry.computes("sinh", |call| unary(call, f32::sinh));
     registry.computes("sqrt", |call| unary(call, f32::sqrt));
-    registry.computes("square", |call| unary(call, |x| x * x));
+    registry.computes("square", |call| unary_or(call, |x| x * x, |x| x.wrapping_mul(x)));
     registry.computes("tan", |call| unary(call, f32::tan));
     registry.computes("tanh", |call| unary(call, f32::tanh));
     registry.computes("inverse", |call| {
@@ -71,12 +74,13 @@ pub(super) fn register(registry: &mut Registry) {
         unary(call, move |x| 1.0 / (x + epsilon).sqrt())
     });
     registry.computes("clip", |call| {
-        let (low, high) = (call.number_or("alpha", f32::MIN)?, call.number_or("beta", f32::MAX)?);
-        unary(call, move |x| x.max(low).min(high))
+        let (low, high) = (call.number("alpha")?, call.number("beta")?);
+        unary(call, move |x| smaller(larger(x, low), high))
     });
     registry.computes("threshold", |call| {
-        let low = call.number_or("alpha", f32::MIN)?;
-        unary(call, move |x| x.max(low))
+        let low = call.number("alpha")?;
+        let whole = if call.dtype("alpha")?.is_float() { low as i64 } else { call.int("alpha")? };
+        unary_or(call, move |x| larger(x, low), move |x| x.max(whole))
     });
 
     registry.computes("cast", cast);
@@ -91,6 +95,25 @@ pub(super) fn unary(call: &Call<'_>, f: impl Fn(f32) -> f32) -> Result<Vec<Tenso
     let dtype = x.dtype();
     let values = with_floats(&x.to_dtype(DType::F32)?, |values| values.iter().map(|&x| f(x)).collect())?;
     Ok(vec![float_tensor(values, x.dims())?.to_dtype(dtype)?])
+}
+
+/// `f` of each float, `g` of each integer.
+fn unary_or(call: &Call<'_>, f: impl Fn(f32) -> f32, g: impl Fn(i64) -> i64) -> Result<Vec<Tensor>> {
+    let x = call.tensor("x")?;
+    if x.dtype() == DType::F32 {
+        return unary(call, f);
+    }
+    Ok(vec![int_tensor(ints(&x)?.into_iter().map(g).collect(), x.dims())?])
+}
+
+/// The larger of two; NaN where one is.
+pub(super) fn larger(x: f32, y: f32) -> f32 {
+    if x.is_nan() || x > y { x } else { y }
+}
+
+/// The smaller of two; NaN where one is.
+pub(super) fn smaller(x: f32, y: f32) -> f32 {
+    if x.is_nan() || x < y { x } else { y }
 }
 
 /// Operands broadcast against each other.
@@ -122,8 +145,10 @@ fn pairwise(call: &Call<'_>, f: impl Fn(f32, f32) -> f32, g: impl Fn(i64, i64) -
 pub(super) fn operands(call: &Call<'_>) -> Result<(Tensor, Tensor)> {
     let (x, y) = (call.tensor("x")?, call.tensor("y")?);
     ensure!(x.dtype() == y.dtype(), "operands are {:?} and {:?}", call.dtype("x")?, call.dtype("y")?);
-    elements(x.shape().broadcast_shape_binary_op(y.shape(), "operands")?.dims())?;
-    Ok((x, y))
+    result_elements(x.shape().broadcast_shape_binary_op(y.shape(), "operands")?.dims())?;
+    // Bools are numbers here, as numpy has it.
+    let wide = |x: Tensor| if x.dtype() == DType::U8 { x.to_dtype(DType::I64) } else { Ok(x) };
+    Ok((wide(x)?, wide(y)?))
 }
 
 /// Division; that of integers is rounded towards zero.

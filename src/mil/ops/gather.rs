@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 use candle_core::Tensor;
 
 use crate::mil::call::Call;
-use crate::mil::elements;
 use crate::mil::registry::Registry;
+use crate::mil::result_elements;
 use crate::mil::value::{int_tensor, ints};
 
 pub(super) fn register(registry: &mut Registry) {
@@ -29,7 +29,7 @@ pub(super) fn checked(indices: &Tensor, size: usize) -> Result<Vec<i64>> {
 
 /// Flat elements of `x`, by flat index.
 pub(super) fn pick(x: &Tensor, indices: Vec<i64>, shape: &[usize]) -> Result<Tensor> {
-    ensure!(indices.len() == elements(shape)?, "{} indices for shape {shape:?}", indices.len());
+    ensure!(indices.len() == result_elements(shape)?, "{} indices for shape {shape:?}", indices.len());
     let count = indices.len();
     Ok(x.flatten_all()?.contiguous()?.index_select(&int_tensor(indices, &[count])?, 0)?.reshape(shape)?)
 }
@@ -52,7 +52,7 @@ fn gather(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let flat = checked(&indices, x.dims()[axis])?;
     let mut shape = x.dims().to_vec();
     shape.splice(axis..=axis, indices.dims()[batch..].iter().copied());
-    elements(&shape)?;
+    result_elements(&shape)?;
     if batch == 0 {
         let count = flat.len();
         let picked = x.contiguous()?.index_select(&int_tensor(flat, &[count])?, axis)?;
@@ -62,7 +62,7 @@ fn gather(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let (batches, outer, inner) =
         (product(&x.dims()[..batch]), product(&x.dims()[batch..axis]), product(&x.dims()[axis + 1..]));
     let (size, per_batch) = (x.dims()[axis], product(&indices.dims()[batch..]));
-    let mut all = Vec::with_capacity(elements(&shape)?);
+    let mut all = Vec::with_capacity(result_elements(&shape)?);
     for b in 0..batches {
         for o in 0..outer {
             for index in &flat[b * per_batch..(b + 1) * per_batch] {
@@ -112,7 +112,7 @@ fn gather_nd(call: &Call<'_>) -> Result<Vec<Tensor>> {
     shape.extend_from_slice(&x.dims()[batch + depth..]);
     let flat = positions(x.dims(), &indices, batch)?;
     let inner: usize = x.dims()[batch + depth..].iter().product();
-    elements(&shape)?;
+    result_elements(&shape)?;
     let all = flat.iter().flat_map(|&start| (0..inner).map(move |i| (start * inner + i) as i64)).collect();
     Ok(vec![pick(&x, all, &shape)?])
 }

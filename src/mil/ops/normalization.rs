@@ -19,15 +19,23 @@ pub(super) fn register(registry: &mut Registry) {
 fn softmax(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let x = call.float_tensor("x")?;
     let axis = call.axis(call.int_or("axis", -1)?, x.rank())?;
-    Ok(vec![if axis + 1 == x.rank() {
-        candle_nn::ops::softmax_last_dim(&x.contiguous()?)?
-    } else {
-        candle_nn::ops::softmax(&x, axis)?
-    }])
+    Ok(vec![softmax_of(&x, axis)?])
+}
+
+/// Softmax on one axis.
+pub(super) fn softmax_of(x: &Tensor, axis: usize) -> Result<Tensor> {
+    Ok(match x.elem_count() {
+        0 => x.clone(),
+        _ if axis + 1 == x.rank() => candle_nn::ops::softmax_last_dim(&x.contiguous()?)?,
+        _ => candle_nn::ops::softmax(x, axis)?,
+    })
 }
 
 /// `(x - mean) / sqrt(variance + epsilon)`, mean and variance over `axes`.
 fn standardized(x: &Tensor, axes: &[usize], epsilon: f64) -> Result<Tensor> {
+    if x.elem_count() == 0 {
+        return Ok(x.clone());
+    }
     let mean = |x: &Tensor| axes.iter().try_fold(x.clone(), |x, &axis| x.mean_keepdim(axis));
     let centred = x.broadcast_sub(&mean(x)?)?;
     let variance = mean(&centred.sqr()?)?;
@@ -92,12 +100,12 @@ fn l2_norm(call: &Call<'_>) -> Result<Vec<Tensor>> {
 fn local_response_norm(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let x = call.float_tensor("x")?;
     ensure!(x.rank() >= 3, "local_response_norm of {:?}", x.dims());
-    let size = usize::try_from(call.int("size")?)?;
+    let size = call.size("size")?;
     ensure!(size > 0, "size 0");
     let (alpha, beta, k) = (call.number_or("alpha", 1e-4)?, call.number_or("beta", 0.75)?, call.number_or("k", 1.0)?);
     let channels = x.dims()[1];
     let before = (size - 1) / 2;
-    let sums = super::lanes::map_lanes(&x, 1, channels, |lane, out| {
+    let sums = super::lanes::map_lanes(&x, 1, channels, |lane: &[f32], out: &mut Vec<f32>| {
         for channel in 0..channels {
             let from = channel.saturating_sub(before);
             let to = (channel + size - before).min(channels);

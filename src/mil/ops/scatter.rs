@@ -1,12 +1,11 @@
 //! Values with elements replaced or combined, by index.
 
 use anyhow::{Result, bail, ensure};
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use super::gather::{along_axis, checked, positions};
 use crate::mil::call::Call;
 use crate::mil::registry::Registry;
-use crate::mil::value::{float_tensor, floats};
 
 pub(super) fn register(registry: &mut Registry) {
     registry.computes("scatter", scatter);
@@ -15,15 +14,15 @@ pub(super) fn register(registry: &mut Registry) {
 }
 
 /// How an update joins what is there.
-fn mode(name: &str) -> Result<fn(f32, f32) -> f32> {
+fn mode(name: &str) -> Result<fn(f64, f64) -> f64> {
     Ok(match name {
         "update" => |_, new| new,
         "add" => |old, new| old + new,
         "sub" => |old, new| old - new,
         "mul" => |old, new| old * new,
         "div" => |old, new| old / new,
-        "max" => f32::max,
-        "min" => f32::min,
+        "max" => f64::max,
+        "min" => f64::min,
         other => bail!("mode `{other}`"),
     })
 }
@@ -33,11 +32,15 @@ fn joined(call: &Call<'_>, data: &Tensor, indices: &[usize], updates: &Tensor, d
     ensure!(data.dtype() == updates.dtype(), "`data` and `updates` are of different dtypes");
     ensure!(indices.len() == updates.elem_count(), "{} places for {:?}", indices.len(), updates.dims());
     let join = mode(call.text_or("mode", default)?)?;
-    let mut values = floats(&data.to_dtype(DType::F32)?)?;
-    for (&index, update) in indices.iter().zip(floats(&updates.to_dtype(DType::F32)?)?) {
-        values[index] = join(values[index], update);
+    // float64 holds every 32-bit integer; a float is rounded after every step.
+    let mut values: Vec<f64> = data.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+    let updates: Vec<f64> = updates.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+    let float = data.dtype() == DType::F32;
+    for (&index, update) in indices.iter().zip(updates) {
+        let joined = join(values[index], update);
+        values[index] = if float { f64::from(joined as f32) } else { joined.trunc() };
     }
-    Ok(vec![float_tensor(values, data.dims())?.to_dtype(data.dtype())?])
+    Ok(vec![Tensor::from_vec(values, data.dims(), &Device::Cpu)?.to_dtype(data.dtype())?])
 }
 
 /// Slices of `data` along `axis`.
@@ -48,6 +51,8 @@ fn scatter(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let outer: usize = data.dims()[..axis].iter().product();
     let inner: usize = data.dims()[axis + 1..].iter().product();
     let size = data.dims()[axis];
+    let places = outer * inner;
+    ensure!(places.checked_mul(chosen.len()) == Some(updates.elem_count()), "updates {:?}", updates.dims());
     let flat: Vec<usize> = (0..outer)
         .flat_map(|o| chosen.iter().map(move |&index| (o * size + index as usize) * inner))
         .flat_map(|start| start..start + inner)
@@ -68,7 +73,8 @@ fn scatter_nd(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let depth = indices.dims()[indices.rank() - 1];
     ensure!(depth <= data.rank(), "positions of {depth} axes of {:?}", data.dims());
     let inner: usize = data.dims()[depth..].iter().product();
-    let flat: Vec<usize> =
-        positions(data.dims(), &indices, 0)?.into_iter().flat_map(|slice| slice * inner..(slice + 1) * inner).collect();
+    let slices = positions(data.dims(), &indices, 0)?;
+    ensure!(inner.checked_mul(slices.len()) == Some(updates.elem_count()), "updates {:?}", updates.dims());
+    let flat: Vec<usize> = slices.into_iter().flat_map(|slice| slice * inner..(slice + 1) * inner).collect();
     joined(call, &data, &flat, &updates, "add")
 }

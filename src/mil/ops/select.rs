@@ -5,8 +5,8 @@ use candle_core::{DType, Tensor};
 
 use super::elementwise::{binary, operands};
 use crate::mil::call::Call;
-use crate::mil::elements;
 use crate::mil::registry::Registry;
+use crate::mil::result_elements;
 use crate::mil::value::{int_tensor, ints};
 
 pub(super) fn register(registry: &mut Registry) {
@@ -41,7 +41,7 @@ fn select(call: &Call<'_>) -> Result<Vec<Tensor>> {
     ensure!(a.dtype() == b.dtype(), "`a` is {:?}, `b` is {:?}", call.dtype("a")?, call.dtype("b")?);
     let shape = a.shape().broadcast_shape_binary_op(b.shape(), "select")?;
     let shape = shape.broadcast_shape_binary_op(cond.shape(), "select")?;
-    elements(shape.dims())?;
+    result_elements(shape.dims())?;
     let cond = cond.ne(&cond.zeros_like()?)?.broadcast_as(&shape)?;
     Ok(vec![cond.where_cond(&a.broadcast_as(&shape)?, &b.broadcast_as(&shape)?)?])
 }

@@ -5,6 +5,7 @@ use candle_core::Tensor;
 
 use crate::mil::call::Call;
 use crate::mil::registry::Registry;
+use crate::mil::result_elements;
 
 pub(super) fn register(registry: &mut Registry) {
     registry.moves("concat", concat);
@@ -27,10 +28,14 @@ fn concat(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let values = call.tensors("values")?;
     ensure!(!values.is_empty(), "it has no values");
     let axis = call.axis(call.int("axis")?, values[0].rank())?;
+    alike(&values)?;
     if !call.flag_or("interleave", false)? {
+        let mut shape = values[0].dims().to_vec();
+        shape[axis] = values.iter().map(|value| value.dims()[axis]).sum();
+        result_elements(&shape)?;
         return Ok(vec![Tensor::cat(&values, axis)?]);
     }
-    let stacked = Tensor::stack(&values, axis + 1)?;
+    let stacked = stacked(&values, axis + 1)?;
     let mut shape = values[0].dims().to_vec();
     shape[axis] *= values.len();
     Ok(vec![stacked.reshape(shape)?])
@@ -40,7 +45,22 @@ fn stack(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let values = call.tensors("values")?;
     ensure!(!values.is_empty(), "it has no values");
     let axis = call.axis(call.int("axis")?, values[0].rank() + 1)?;
-    Ok(vec![Tensor::stack(&values, axis)?])
+    Ok(vec![stacked(&values, axis)?])
+}
+
+fn stacked(values: &[Tensor], axis: usize) -> Result<Tensor> {
+    alike(values)?;
+    let mut shape = values[0].dims().to_vec();
+    shape.push(values.len());
+    result_elements(&shape)?;
+    Ok(Tensor::stack(values, axis)?)
+}
+
+/// Checks that values have one rank and one dtype.
+fn alike(values: &[Tensor]) -> Result<()> {
+    let form = |value: &Tensor| (value.rank(), value.dtype());
+    ensure!(values.iter().all(|value| form(value) == form(&values[0])), "values of several ranks or dtypes");
+    Ok(())
 }
 
 /// `split_sizes`, or `num_splits` equal parts.
@@ -51,7 +71,8 @@ fn split(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let sizes = if call.optional("split_sizes")?.is_some() {
         call.sizes("split_sizes")?
     } else {
-        let count = usize::try_from(call.int("num_splits")?)?;
+        let count = call.size("num_splits")?;
+        ensure!(count == call.outputs.len(), "{count} parts, {} outputs", call.outputs.len());
         ensure!(count > 0 && length % count == 0, "{length} elements in {count} equal parts");
         vec![length / count; count]
     };
@@ -70,7 +91,8 @@ fn split(call: &Call<'_>) -> Result<Vec<Tensor>> {
 /// Two axes: those before `axis`, and the rest.
 fn flatten2d(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let x = call.tensor("x")?;
-    let axis = usize::try_from(call.int_or("axis", 1)?)?.min(x.rank());
+    let axis = call.int_or("axis", 1)?;
+    let axis = if axis == x.rank() as i64 { x.rank() } else { call.axis(axis, x.rank())? };
     let rows: usize = x.dims()[..axis].iter().product();
     let columns: usize = x.dims()[axis..].iter().product();
     Ok(vec![x.reshape((rows, columns))?])
@@ -89,9 +111,12 @@ fn reverse(call: &Call<'_>) -> Result<Vec<Tensor>> {
 /// `[n, c, h, w]` and a size of blocks.
 fn blocks(call: &Call<'_>, size: &str) -> Result<(Tensor, [usize; 4], usize)> {
     let x = call.tensor("x")?;
-    let block = usize::try_from(call.int(size)?)?;
+    let block = call.size(size)?;
     let &[n, c, h, w] = x.dims() else { anyhow::bail!("`x` is {:?}", x.dims()) };
-    ensure!(block > 0, "a block of 0");
+    ensure!(
+        block > 0 && block.checked_mul(block).is_some_and(|area| area <= x.elem_count().max(1)),
+        "a block of {block}"
+    );
     let shape = [n, c, h, w];
     Ok((x, shape, block))
 }
@@ -121,7 +146,8 @@ fn space_to_blocks(call: &Call<'_>, size: &str, block_first: bool) -> Result<Vec
 
 fn expand_dims(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let x = call.tensor("x")?;
-    let rank = x.rank() + call.ints("axes")?.len();
+    let rank = x.rank() + call.value("axes")?.shape().iter().product::<usize>();
+    ensure!(rank <= crate::mil::MOST_AXES, "a value of {rank} axes");
     let mut result = x;
     for axis in call.axes("axes", rank)? {
         result = result.unsqueeze(axis)?;
@@ -143,18 +169,19 @@ fn squeeze(call: &Call<'_>) -> Result<Vec<Tensor>> {
     Ok(vec![result])
 }
 
-/// To `shape`: one size may be -1, what is left; 0 keeps the size of that axis.
+/// To `shape`: one size may be -1, what is left; 0 keeps the size of that axis, both counted from the last.
 fn reshape(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let (x, wanted) = (call.tensor("x")?, call.ints("shape")?);
     let mut shape = Vec::with_capacity(wanted.len());
+    ensure!(wanted.len() <= crate::mil::MOST_AXES, "a value of {} axes", wanted.len());
     for (axis, &size) in wanted.iter().enumerate() {
         shape.push(match size {
-            0 => x.dims().get(axis).copied().unwrap_or(0),
+            0 => (axis + x.rank()).checked_sub(wanted.len()).map_or(1, |axis| x.dims()[axis]),
             -1 => 1,
             size => usize::try_from(size).map_err(|_| anyhow::anyhow!("shape {wanted:?}"))?,
         });
     }
-    let known = crate::mil::elements(&shape)?;
+    let known = crate::mil::result_elements(&shape)?;
     if let Some(axis) = wanted.iter().position(|&size| size == -1) {
         ensure!(wanted.iter().filter(|&&size| size == -1).count() == 1, "shape {wanted:?} has two open sizes");
         ensure!(known > 0 && x.elem_count() % known == 0, "{} elements in shape {wanted:?}", x.elem_count());

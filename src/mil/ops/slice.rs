@@ -58,7 +58,7 @@ fn parts(call: &Call<'_>, shape: &[usize]) -> Result<Vec<Part>> {
             ensure!(stride != 0, "stride 0 on axis {axis}");
             let from_front = |position: i64| if position < 0 { position.saturating_add(size) } else { position };
             if squeeze_mask[axis] {
-                let position = from_front(begin[axis]);
+                let position = if begin_mask[axis] { 0 } else { from_front(begin[axis]) };
                 ensure!((0..size).contains(&position), "position {} of an axis of size {size}", begin[axis]);
                 return Ok(Part { begin: position as usize, stride: 1, count: 1 });
             }
@@ -110,11 +110,10 @@ fn slice_update(call: &Call<'_>) -> Result<Vec<Tensor>> {
         update.dims()
     );
     let update = update.reshape(counts)?;
-    // The result is new memory: other values may still be views of `x`.
-    let result = x.copy()?;
+    let result = if call.in_place { x.clone() } else { x.copy()? };
     let partial: Vec<usize> = (0..x.rank()).filter(|&axis| !whole(&parts[axis], x.dims()[axis])).collect();
     match partial[..] {
-        [] => Ok(vec![update.contiguous()?]),
+        [] => Ok(vec![update.copy()?]),
         [axis] if parts[axis].stride == 1 => {
             result.slice_set(&update.contiguous()?, axis, parts[axis].begin)?;
             Ok(vec![result])

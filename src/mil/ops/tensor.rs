@@ -4,10 +4,10 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device, Tensor};
 
 use super::gather::pick;
-use super::lanes::{axis_back, axis_last, map_lanes, sorted};
+use super::lanes::{axis_back, axis_last, keys, map_lanes, sorted};
 use crate::mil::call::Call;
-use crate::mil::elements;
 use crate::mil::registry::Registry;
+use crate::mil::result_elements;
 use crate::mil::value::{float_tensor, floats, int_tensor, ints};
 
 pub(super) fn register(registry: &mut Registry) {
@@ -36,7 +36,7 @@ pub(super) fn register(registry: &mut Registry) {
 
 /// `value` everywhere.
 fn full(call: &Call<'_>, shape: &[usize]) -> Result<Vec<Tensor>> {
-    let count = elements(shape)?;
+    let count = result_elements(shape)?;
     if call.optional("value")?.is_none() {
         return Ok(vec![float_tensor(vec![0.0; count], shape)?]);
     }
@@ -49,7 +49,7 @@ fn tile(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let (x, reps) = (call.tensor("x")?, call.sizes("reps")?);
     ensure!(reps.len() == x.rank(), "reps {reps:?} for {:?}", x.dims());
     let shape: Option<Vec<usize>> = x.dims().iter().zip(&reps).map(|(&size, &reps)| size.checked_mul(reps)).collect();
-    elements(&shape.context("reps overflow")?)?;
+    result_elements(&shape.context("reps overflow")?)?;
     ensure!(reps.iter().all(|&reps| reps > 0), "reps {reps:?}");
     Ok(vec![x.repeat(reps)?])
 }
@@ -71,7 +71,7 @@ fn pad(call: &Call<'_>) -> Result<Vec<Tensor>> {
         let length = length.ok().with_context(|| format!("pad {before}, {after} of an axis of size {size}"))?;
         let mut shape = result.dims().to_vec();
         shape[axis] = length;
-        elements(&shape)?;
+        result_elements(&shape)?;
         if before == 0 && after == 0 {
             continue;
         }
@@ -94,6 +94,7 @@ fn pad(call: &Call<'_>) -> Result<Vec<Tensor>> {
             result = extended.index_select(&int_tensor(indices.collect(), &[length])?, axis)?;
             continue;
         }
+        ensure!(size > 0, "an axis without elements cannot be padded with its own");
         let source = |position: i64| -> Result<i64> {
             Ok(match mode {
                 "replicate" => position.clamp(0, size - 1),
@@ -117,25 +118,25 @@ fn range(call: &Call<'_>) -> Result<Vec<Tensor>> {
         let (start, end, step) = (call.number("start")?, call.number("end")?, call.number("step")?);
         let count = ((f64::from(end) - f64::from(start)) / f64::from(step)).ceil();
         ensure!(count.is_finite(), "a range from {start} to {end} in steps of {step}");
-        let count = elements(&[count.max(0.0) as usize])?;
+        let count = result_elements(&[count.max(0.0) as usize])?;
         return Ok(vec![float_tensor((0..count).map(|i| start + i as f32 * step).collect(), &[count])?]);
     }
     let (start, end, step) = (call.int("start")?, call.int("end")?, call.int("step")?);
     ensure!(step != 0, "a range in steps of 0");
     let span = if step > 0 { end.saturating_sub(start) } else { start.saturating_sub(end) };
-    let count = elements(&[usize::try_from(span.max(0))?.div_ceil(usize::try_from(step.unsigned_abs())?)])?;
+    let count = result_elements(&[usize::try_from(span.max(0))?.div_ceil(usize::try_from(step.unsigned_abs())?)])?;
     Ok(vec![int_tensor((0..count as i64).map(|i| start + i * step).collect(), &[count])?])
 }
 
 /// An axis more, `on_value` at the index, else `off_value`.
 fn one_hot(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let indices = call.tensor("indices")?;
-    let size = usize::try_from(call.int("one_hot_vector_size")?)?;
+    let size = call.size("one_hot_vector_size")?;
     let axis = call.axis(call.int_or("axis", -1)?, indices.rank() + 1)?;
     let (on, off) = (call.number_or("on_value", 1.0)?, call.number_or("off_value", 0.0)?);
     let mut shape = indices.dims().to_vec();
     shape.push(size);
-    let mut values = vec![off; elements(&shape)?];
+    let mut values = vec![off; result_elements(&shape)?];
     for (i, &index) in ints(&indices)?.iter().enumerate() {
         let found = if index < 0 { index + size as i64 } else { index };
         ensure!((0..size as i64).contains(&found), "index {index} of {size}");
@@ -150,28 +151,38 @@ fn cumsum(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let x = call.tensor("x")?;
     let axis = call.axis(call.int_or("axis", 0)?, x.rank())?;
     let (exclusive, reverse) = (call.flag_or("exclusive", false)?, call.flag_or("reverse", false)?);
-    let result = map_lanes(&x, axis, x.dims()[axis], |lane, out| {
-        let start = out.len();
-        out.resize(start + lane.len(), 0.0);
-        let out = &mut out[start..];
-        let mut sum = 0.0;
-        for i in 0..lane.len() {
-            let i = if reverse { lane.len() - 1 - i } else { i };
-            out[i] = if exclusive { sum } else { sum + lane[i] };
-            sum += lane[i];
-        }
-    })?;
-    Ok(vec![result])
+    Ok(vec![if x.dtype() == DType::F32 {
+        map_lanes(&x, axis, x.dims()[axis], |lane: &[f32], out| running_sum(lane, out, exclusive, reverse))?
+    } else {
+        let x = x.to_dtype(DType::I64)?;
+        map_lanes(&x, axis, x.dims()[axis], |lane: &[i64], out| running_sum(lane, out, exclusive, reverse))?
+    }])
+}
+
+fn running_sum<T>(lane: &[T], out: &mut Vec<T>, exclusive: bool, reverse: bool)
+where
+    T: Copy + Default + std::ops::Add<Output = T>,
+{
+    let start = out.len();
+    out.resize(start + lane.len(), T::default());
+    let out = &mut out[start..];
+    let mut sum = T::default();
+    for i in 0..lane.len() {
+        let i = if reverse { lane.len() - 1 - i } else { i };
+        let next = sum + lane[i];
+        out[i] = if exclusive { sum } else { next };
+        sum = next;
+    }
 }
 
 fn argsort(call: &Call<'_>) -> Result<Vec<Tensor>> {
-    let x = call.tensor("x")?.to_dtype(DType::F32)?;
+    let x = keys(&call.tensor("x")?)?;
     let axis = call.axis(call.int_or("axis", -1)?, x.rank())?;
     let ascending = call.flag_or("ascending", false)?;
-    let order = map_lanes(&x, axis, x.dims()[axis], |lane, out| {
-        out.extend(sorted(lane, ascending).iter().map(|&i| i as f32));
+    let order = map_lanes(&x, axis, x.dims()[axis], |lane: &[f64], out: &mut Vec<i64>| {
+        out.extend(sorted(lane, ascending).iter().map(|&i| i as i64));
     })?;
-    Ok(vec![order.to_dtype(DType::I64)?])
+    Ok(vec![order])
 }
 
 /// The `k` largest (or smallest) on an axis, and where they are; with `sort = false` in the order of their places.
@@ -183,15 +194,14 @@ fn topk(call: &Call<'_>) -> Result<Vec<Tensor>> {
         k => usize::try_from(k).ok().filter(|&k| k <= x.dims()[axis]).with_context(|| format!("k is {k}"))?,
     };
     let (ascending, sort) = (call.flag_or("ascending", false)?, call.flag_or("sort", true)?);
-    let indices = map_lanes(&x.to_dtype(DType::F32)?, axis, k, |lane, out| {
+    let indices = map_lanes(&keys(&x)?, axis, k, |lane: &[f64], out: &mut Vec<i64>| {
         let mut order = sorted(lane, ascending);
         order.truncate(k);
         if !sort {
             order.sort_unstable();
         }
-        out.extend(order.iter().map(|&i| i as f32));
-    })?
-    .to_dtype(DType::I64)?;
+        out.extend(order.iter().map(|&i| i as i64));
+    })?;
     let picked = pick_lanes(&x, &indices, axis)?;
     Ok(if call.flag_or("return_indices", true)? { vec![picked, indices] } else { vec![picked] })
 }

@@ -28,7 +28,7 @@ pub(super) fn int8(weights: &[u8], scale: f32, round: bool, x: &[f32]) -> f32 {
 }
 
 /// Σ w·x over float32 weights.
-pub(super) fn floats(weights: &[f32], x: &[f32]) -> f32 {
+pub(in crate::mil) fn floats(weights: &[f32], x: &[f32]) -> f32 {
     debug_assert_eq!(weights.len(), x.len());
     #[cfg(target_arch = "x86_64")]
     if x86::available() {
@@ -36,6 +36,17 @@ pub(super) fn floats(weights: &[f32], x: &[f32]) -> f32 {
         return unsafe { x86::floats(weights, x) };
     }
     portable::sum(weights.iter().copied(), x)
+}
+
+/// `out += factor * row`
+pub(in crate::mil) fn add_scaled(row: &[f32], factor: f32, out: &mut [f32]) {
+    debug_assert_eq!(row.len(), out.len());
+    #[cfg(target_arch = "x86_64")]
+    if x86::available() {
+        // SAFETY: the CPU has the features that the function is compiled for.
+        return unsafe { x86::add_scaled(row, factor, out) };
+    }
+    out.iter_mut().zip(row).for_each(|(out, value)| *out += factor * value);
 }
 
 /// float16 weights as float32.
@@ -108,6 +119,7 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
     fn total(sums: [__m256; TURN]) -> f32 {
         let mut lanes = [0.0f32; LANES];
         let sum = _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3]));
@@ -118,73 +130,99 @@ mod x86 {
 
     /// Eight halves as floats.
     #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
     fn load_halves(weights: &[u8; 2 * LANES]) -> __m256 {
         // SAFETY: 16 bytes are read from as many.
         _mm256_cvtph_ps(unsafe { _mm_loadu_si128(weights.as_ptr().cast::<__m128i>()) })
     }
 
-    /// Eight int8 values times `scale`.
+    /// Eight int8 values as floats.
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn load_int8<const ROUND: bool>(weights: &[u8; LANES], scale: __m256) -> __m256 {
+    #[inline]
+    fn integers(weights: &[u8; LANES]) -> __m256 {
         // SAFETY: 8 bytes are read from as many.
         let bytes = unsafe { _mm_loadl_epi64(weights.as_ptr().cast::<__m128i>()) };
-        let value = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), scale);
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
+    }
+
+    /// Eight int8 values times `scale`.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn load_int8<const ROUND: bool>(weights: &[u8; LANES], scale: __m256) -> __m256 {
+        let value = _mm256_mul_ps(integers(weights), scale);
         if ROUND { _mm256_cvtph_ps(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value)) } else { value }
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
     fn load(x: &[f32; LANES]) -> __m256 {
         // SAFETY: 8 floats are read from as many.
         unsafe { _mm256_loadu_ps(x.as_ptr()) }
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
     fn store(value: __m256, out: &mut [f32; LANES]) {
         // SAFETY: 8 floats are written to as many.
         unsafe { _mm256_storeu_ps(out.as_mut_ptr(), value) };
     }
 
+    /// Σ w·x, `weight(i)` being vector i of the weights; four partial sums hide the latency of the additions. Also how
+    /// many elements it took.
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn halves(weights: &[u8], x: &[f32]) -> f32 {
-        let (vectors, rest) = x.as_chunks::<LANES>();
-        let (packed, _) = weights.as_chunks::<{ 2 * LANES }>();
+    #[inline]
+    fn sum_of_vectors(x: &[f32], weight: impl Fn(usize) -> __m256) -> (f32, usize) {
+        let (vectors, _) = x.as_chunks::<LANES>();
+        let (turns, rest) = vectors.as_chunks::<TURN>();
         let mut sums = [_mm256_setzero_ps(); TURN];
-        for (weights, x) in packed.chunks(TURN).zip(vectors.chunks(TURN)) {
-            for ((sum, weights), x) in sums.iter_mut().zip(weights).zip(x) {
-                *sum = _mm256_fmadd_ps(load_halves(weights), load(x), *sum);
+        for (turn, x) in turns.iter().enumerate() {
+            for i in 0..TURN {
+                sums[i] = _mm256_fmadd_ps(weight(turn * TURN + i), load(&x[i]), sums[i]);
             }
         }
-        let tail = weights[2 * (x.len() - rest.len())..].as_chunks::<2>().0.iter();
-        total(sums) + portable::sum(tail.map(|bytes| half::f16::from_le_bytes(*bytes).to_f32()), rest)
+        for (i, x) in rest.iter().enumerate() {
+            sums[0] = _mm256_fmadd_ps(weight(turns.len() * TURN + i), load(x), sums[0]);
+        }
+        (total(sums), vectors.len() * LANES)
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn halves(weights: &[u8], x: &[f32]) -> f32 {
+        let (packed, _) = weights.as_chunks::<{ 2 * LANES }>();
+        let (sum, done) = sum_of_vectors(x, |i| load_halves(&packed[i]));
+        let tail = weights[2 * done..].as_chunks::<2>().0.iter();
+        sum + portable::sum(tail.map(|bytes| half::f16::from_le_bytes(*bytes).to_f32()), &x[done..])
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) fn int8<const ROUND: bool>(weights: &[u8], scale: f32, x: &[f32]) -> f32 {
-        let (vectors, rest) = x.as_chunks::<LANES>();
-        let (packed, tail) = weights.as_chunks::<LANES>();
-        // Unrounded, the scale is taken out of the sum.
-        let factor = _mm256_set1_ps(if ROUND { scale } else { 1.0 });
-        let mut sums = [_mm256_setzero_ps(); TURN];
-        for (weights, x) in packed.chunks(TURN).zip(vectors.chunks(TURN)) {
-            for ((sum, weights), x) in sums.iter_mut().zip(weights).zip(x) {
-                *sum = _mm256_fmadd_ps(load_int8::<ROUND>(weights, factor), load(x), *sum);
-            }
-        }
-        let tail = portable::sum(tail.iter().map(|&byte| portable::dequantized(byte, scale, ROUND)), rest);
-        if ROUND { total(sums) + tail } else { total(sums) * scale + tail }
+        let (packed, _) = weights.as_chunks::<LANES>();
+        let (sum, done) = if ROUND {
+            let factor = _mm256_set1_ps(scale);
+            sum_of_vectors(x, |i| load_int8::<true>(&packed[i], factor))
+        } else {
+            // The scale is taken out of the sum.
+            let (sum, done) = sum_of_vectors(x, |i| integers(&packed[i]));
+            (sum * scale, done)
+        };
+        let tail = weights[done..].iter().map(|&byte| portable::dequantized(byte, scale, ROUND));
+        sum + portable::sum(tail, &x[done..])
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) fn floats(weights: &[f32], x: &[f32]) -> f32 {
-        let (vectors, rest) = x.as_chunks::<LANES>();
-        let (packed, tail) = weights.as_chunks::<LANES>();
-        let mut sums = [_mm256_setzero_ps(); TURN];
-        for (weights, x) in packed.chunks(TURN).zip(vectors.chunks(TURN)) {
-            for ((sum, weights), x) in sums.iter_mut().zip(weights).zip(x) {
-                *sum = _mm256_fmadd_ps(load(weights), load(x), *sum);
-            }
-        }
-        total(sums) + portable::sum(tail.iter().copied(), rest)
+        let (packed, _) = weights.as_chunks::<LANES>();
+        let (sum, done) = sum_of_vectors(x, |i| load(&packed[i]));
+        sum + portable::sum(weights[done..].iter().copied(), &x[done..])
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn add_scaled(row: &[f32], factor: f32, out: &mut [f32]) {
+        let (vectors, tail) = row.as_chunks::<LANES>();
+        let (sums, rest) = out.as_chunks_mut::<LANES>();
+        let factors = _mm256_set1_ps(factor);
+        vectors.iter().zip(sums).for_each(|(x, sum)| store(_mm256_fmadd_ps(load(x), factors, load(sum)), sum));
+        rest.iter_mut().zip(tail).for_each(|(sum, value)| *sum += factor * value);
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -231,6 +269,9 @@ mod tests {
                 assert!((f64::from(got) - want).abs() <= 1e-6 * size, "length {length}: {got} is not {want}");
             };
             close(floats(&w, &x), &|i| w[i]);
+            let mut sums = x.clone();
+            add_scaled(&w, 0.75, &mut sums);
+            assert!((0..length).all(|i| (sums[i] - (x[i] + 0.75 * w[i])).abs() <= 1e-7));
             let packed: Vec<u8> = w.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect();
             close(halves(&packed, &x), &|i| f16::from_f32(w[i]).to_f32());
             let integers: Vec<u8> = w.iter().map(|&v| (v * 254.0) as i8 as u8).collect();

@@ -4,7 +4,7 @@
 //! is ever made. Sums are accumulated in float32; rows are shared out over the cores in fixed panels, so the result
 //! does not depend on how many there are.
 
-mod dot;
+pub(super) mod dot;
 
 use std::ops::Range;
 
