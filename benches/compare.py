@@ -58,12 +58,13 @@ class Bench:
                 Row("process", "`anebake --version`: what starting costs"),
                 Row("floor", "read + SHA-256 of both + write, 2 threads, nothing quantized", whole),
                 Row("floor, synced", "the same, every file synced", whole),
-                Row("native, cold", "empty cache: template by coremltools, then stamped", whole),
-                Row("native", "template cached by another checkpoint of the shape", whole),
-                Row("all hit", "the same bake again"),
+                Row("native, cold", "all blocks, empty cache: template by coremltools, then stamped", whole),
+                Row("native", "all blocks, template cached by another checkpoint of the shape", whole),
+                Row("all hit", "a whole bake again: blocks, head, embedding, chain"),
                 Row("all hit, new out", "the same bake into a fresh folder"),
                 Row(f"native, cold, {few}", f"{few} blocks, for memory", part),
                 Row(f"native, {few}", f"{few} blocks, template cached, for memory", part),
+                Row("whole, cold", "blocks, head, embedding, chain; empty cache"),
                 Row("mlx", "MLX 8-bit, groups of 64, no digests, not synced", whole),
                 Row("coremltools", "`--engine coremltools`", whole),
                 Row("run", "sample: 64 tokens by the reference runner, loading included"),
@@ -111,15 +112,17 @@ class Bench:
             self.clean()
             baseline = [*self.python, str(HERE / "baselines.py"), "floor", str(self.weights), str(self.out)]
             self.add(row, run([*baseline, *sync]))
+        every, only = (f"0-{count - 1}" for count in (self.layers, self.few))
         self.clean()
-        self.add("native, cold", self.convert())
+        self.add("native, cold", self.convert("--only", every))
         self.clean()
-        only = f"0-{self.few - 1}"
         self.add(f"native, cold, {self.few}", self.convert("--only", only))
         self.with_template()
         self.add(f"native, {self.few}", self.convert("--only", only))
         self.with_template()
-        self.add("native", self.convert())
+        self.add("native", self.convert("--only", every))
+        self.clean()
+        self.add("whole, cold", self.convert())
         time.sleep(MARGIN)
         self.convert()
         for _ in range(HITS):
@@ -206,6 +209,7 @@ class Bench:
             judge(f"peak memory, {row.name}", row.peak_bytes / 1e6, 200, "MB", False)
             growth = f"peak memory, {row.name}: {self.layers} blocks against {self.few}"
             judge(growth, row.peak_bytes / few.peak_bytes, 1.1, "x", False)
+        judge("peak memory, whole, cold", rows["whole, cold"].peak_bytes / 1e6, 200, "MB", False)
         if speeds := self.speeds:
             share = statistics.median(speeds["fp16"]["decode"]) / statistics.median(speeds["candle"]["decode"])
             judge("decode, share of candle's float32 speed", share, 0.5, "x", True)

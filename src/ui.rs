@@ -367,8 +367,20 @@ impl Drop for ByteProgress {
     }
 }
 
-/// Says that the process was interrupted.
+/// Says that the process was interrupted, and silences all others.
 pub(crate) fn interrupted(bakes_nothing: bool) {
     let what = if bakes_nothing { "" } else { "; finished blocks are in the cache, the same command resumes" };
-    drop(std::io::stderr().write_all(format!("\nanebake: interrupted{what}\n").as_bytes()));
+    let mut stderr = std::io::stderr().lock();
+    drop(
+        stderr.write_all(
+            format!(
+                "
+anebake: interrupted{what}
+"
+            )
+            .as_bytes(),
+        ),
+    );
+    // The last word: the process ends with the lock held, and what else a thread wants to say waits in vain.
+    std::mem::forget(stderr);
 }

@@ -194,11 +194,12 @@ fn the_chain_says_how_the_packages_are_wired() {
         let interface = &chain.interface;
         let mut inputs = vec![interface.hidden.clone(), interface.mask.clone(), interface.position.clone()];
         let mut found = names(&block["inputs"]);
-        (inputs.sort(), found.sort());
+        inputs.sort();
+        found.sort();
         assert_eq!(found, inputs);
         assert_eq!(names(&block["states"]), interface.states);
-        assert_eq!(names(&block["outputs"]), [interface.output.clone()]);
-        assert_eq!(names(&head["inputs"]), [interface.hidden.clone()]);
+        assert_eq!(names(&block["outputs"]), std::slice::from_ref(&interface.output));
+        assert_eq!(names(&head["inputs"]), std::slice::from_ref(&interface.hidden));
         let parts: Vec<String> = chain.head.outputs.iter().map(|part| part.name.clone()).collect();
         assert_eq!(names(&head["outputs"]), parts);
         assert_eq!(head["outputs"][0]["shape"], json!([1, function.tokens, 96]));

@@ -61,7 +61,8 @@ impl Damaged {
 
     /// Every file of the cache that holds something.
     fn cache_files(&self) -> Vec<PathBuf> {
-        let mut paths: Vec<PathBuf> = files(&self.bench.path("cache")).into_keys().collect();
+        let all = files(&self.bench.path("cache")).into_iter();
+        let mut paths: Vec<PathBuf> = all.filter(|(_, bytes)| !bytes.is_empty()).map(|(path, _)| path).collect();
         let kept = ["ac-v1", "cas-v1", "memo-v1"];
         paths.retain(|path| kept.iter().any(|bucket| path.starts_with(bucket)));
         paths
