@@ -423,6 +423,16 @@ fn every_op_refuses_missing_and_foreign_parameters() {
     }
 }
 
+/// A random op once found this one.
+#[test]
+fn integers_where_a_norm_takes_floats_are_refused() {
+    let whole = || ints(&[3], vec![1, 2, 3]);
+    for (mean, variance) in [(whole(), floats(&[3], vec![1.0; 3])), (floats(&[3], vec![1.0; 3]), whole())] {
+        let graph = single("batch_norm", [("x", "x".into()), ("mean", mean.into()), ("variance", variance.into())]);
+        refuses(&graph, &["is no float"]);
+    }
+}
+
 #[test]
 fn the_number_of_outputs_must_be_the_op_s() {
     let mut graph = single("relu", [("x", "x".into())]);
