@@ -2,6 +2,7 @@
 //! position of the cache to the last.
 
 mod chain;
+mod runner;
 pub mod reference;
 
 use std::path::Path;
