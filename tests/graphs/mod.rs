@@ -2,8 +2,8 @@
 //! position of the cache to the last.
 
 mod chain;
-mod runner;
 pub mod reference;
+mod runner;
 
 use std::path::Path;
 
