@@ -86,31 +86,34 @@ pub fn chain(config: &ModelConfig, recipe: &Recipe, outputs: &[Range<usize>]) ->
 pub struct Ends {
     /// Name in the output folder and bytes in the cache, `chain.json` last.
     pub files: Vec<(String, BlobRef)>,
-    /// Whether a tokenizer is among them.
-    pub tokenizer: bool,
+    /// Why no tokenizer is among them, where none is.
+    pub no_tokenizer: Option<String>,
 }
 
 /// The files that complete a plan's output; none where parts are left out.
 ///
 /// # Errors
-/// The checkpoint's tokenizer cannot be read, or the cache cannot be written.
+/// The checkpoint's files changed meanwhile, or the cache cannot be written. A tokenizer that cannot be understood is none.
 pub fn files(bake: &Bake<'_>) -> Result<Ends> {
     let Some(mut chain) = bake.plan.chain.clone() else { return Ok(Ends::default()) };
     let mut files = Vec::new();
-    if let Some(made) = tokenizer(bake.cache, bake.checkpoint)? {
-        files.push((TOKENIZER.to_owned(), made.tokenizer));
-        files.extend(made.config.map(|config| (TOKENIZER_CONFIG.to_owned(), config)));
-        chain.tokenizer = Some(TokenizerInfo {
-            path: TOKENIZER.to_owned(),
-            config: made.config.map(|_| TOKENIZER_CONFIG.to_owned()),
-            bos: made.bos,
-            eos: made.eos,
-            chat_template: made.chat_template,
-        });
+    let mut no_tokenizer = None;
+    match tokenizer(bake.cache, bake.checkpoint)? {
+        Err(why) => no_tokenizer = Some(why),
+        Ok(made) => {
+            files.push((TOKENIZER.to_owned(), made.tokenizer));
+            files.extend(made.config.map(|config| (TOKENIZER_CONFIG.to_owned(), config)));
+            chain.tokenizer = Some(TokenizerInfo {
+                path: TOKENIZER.to_owned(),
+                config: made.config.map(|_| TOKENIZER_CONFIG.to_owned()),
+                bos: made.bos,
+                eos: made.eos,
+                chat_template: made.chat_template,
+            });
+        }
     }
-    let tokenizer = chain.tokenizer.is_some();
     files.push((chain::FILE_NAME.to_owned(), chain_blob(bake.cache, &chain)?));
-    Ok(Ends { files, tokenizer })
+    Ok(Ends { files, no_tokenizer })
 }
 
 /// A tokenizer in the cache.
@@ -123,8 +126,9 @@ struct Made {
     chat_template: Option<String>,
 }
 
-/// The checkpoint's tokenizer, by what it is made of; none where it has none.
-fn tokenizer(cache: &Cache, checkpoint: &Checkpoint) -> Result<Option<Made>> {
+/// The checkpoint's tokenizer, by what it is made of, or why there is none.
+fn tokenizer(cache: &Cache, checkpoint: &Checkpoint) -> Result<std::result::Result<Made, String>> {
+    let none = || "the checkpoint has no tokenizer".to_owned();
     let sources = checkpoint.tokenizer_sources()?;
     let identities: Vec<FileIdentity> = sources.iter().map(|(path, _)| identity(path)).collect::<Result<_>>()?;
     let mut listed = Vec::with_capacity(sources.len());
@@ -136,10 +140,14 @@ fn tokenizer(cache: &Cache, checkpoint: &Checkpoint) -> Result<Option<Made>> {
     }
     let document = json!({ "key_version": KEY_VERSION, "stage": "tokenizer", "sources": listed });
     let key = action_key(&document);
-    if let Lookup::Hit { result } = cache.lookup(&key)? {
-        return Ok(result);
+    if let Lookup::Hit { result } = cache.lookup::<Option<Made>>(&key)? {
+        return Ok(result.ok_or_else(none));
     }
-    let made = match checkpoint.tokenizer()? {
+    let read = match checkpoint.tokenizer() {
+        Ok(files) => files,
+        Err(error) => return Ok(Err(format!("the checkpoint's tokenizer cannot be used: {error:#}"))),
+    };
+    let made = match read {
         None => None,
         Some(files) => Some(Made {
             tokenizer: cache.put(&files.tokenizer)?,
@@ -158,7 +166,7 @@ fn tokenizer(cache: &Cache, checkpoint: &Checkpoint) -> Result<Option<Made>> {
     }
     let blobs: Vec<BlobRef> = made.iter().flat_map(|made| [Some(made.tokenizer), made.config]).flatten().collect();
     cache.record(&key, &document, &made, &blobs, None)?;
-    Ok(made)
+    Ok(made.ok_or_else(none))
 }
 
 fn identity(path: &Path) -> Result<FileIdentity> {

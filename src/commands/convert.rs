@@ -83,8 +83,8 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
             }
         }
     };
-    if opened.plan.chain.is_some() && !ends.tokenizer {
-        ui.note("anebake: warning: the checkpoint has no tokenizer: the output takes and gives numbers, no text");
+    if let Some(why) = &ends.no_tokenizer {
+        ui.note(format!("anebake: warning: {why}; the output takes and gives numbers, no text"));
     }
     let outcomes: Vec<Outcome> = outcomes.into_values().collect();
     if opened.cache.damage_seen() > 0 {
@@ -109,8 +109,8 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
         Judgement::skipped("--no-gate")
     } else if opened.plan.chain.is_none() {
         Judgement::skipped("only some parts were baked")
-    } else if !ends.tokenizer {
-        Judgement::skipped("the checkpoint has no tokenizer")
+    } else if let Some(why) = &ends.no_tokenizer {
+        Judgement::skipped(why)
     } else {
         judge(&opened, &options.out, published.gate.clone(), ui)?
     };

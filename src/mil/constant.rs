@@ -228,7 +228,7 @@ impl Constant {
 /// Elements `start..` of packed `bytes` as f32. Elements of less than a byte lie from the low bits up.
 pub(super) fn decode(dtype: BlobDtype, bytes: &[u8], start: usize, out: &mut [f32]) -> Result<()> {
     let width = dtype.bits() as usize;
-    if width % 8 == 0 {
+    if width.is_multiple_of(8) {
         let size = width / 8;
         let from = start.checked_mul(size).context("offset overflows")?;
         let bytes = bytes.get(from..from + out.len() * size).context("the blob is too short")?;

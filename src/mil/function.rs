@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::Tensor;
 
-use super::Arithmetic;
 use super::call::Call;
 use super::headroom::{Headroom, OpHeadroom};
 use super::registry::Op;
 use super::value::{Dtype, Value, float_tensor, int_tensor, ints, round_to_f16, with_floats};
+use super::{Arithmetic, MOST_ALIVE};
 
 /// Inputs by name: f32 or i64 tensors.
 pub type Inputs = BTreeMap<String, Tensor>;
@@ -115,6 +115,11 @@ impl Slots {
         Self(Vec::new())
     }
 
+    /// The number of elements that a slot holds.
+    fn count(&self, slot: usize) -> usize {
+        self.0[slot].as_ref().map_or(0, |value| value.shape().iter().product())
+    }
+
     /// The value of a source.
     pub(super) fn value<'a>(&'a self, source: &'a Source) -> Result<&'a Value> {
         match source {
@@ -176,10 +181,14 @@ impl Function {
             let given = input.conform(given.clone(), arithmetic, false)?;
             slots.0[input.slot] = Some(Value::Tensor(given, input.dtype));
         }
+        let mut alive = 0;
         for (index, step) in self.steps.iter().enumerate() {
-            self.step(index, step, &mut slots, states, arithmetic, headroom)
-                .with_context(|| format!("function `{}`, op `{}` of type `{}`", self.name, step.label(), step.kind))?;
+            let place = || format!("function `{}`, op `{}` of type `{}`", self.name, step.label(), step.kind);
+            self.step(index, step, &mut slots, states, arithmetic, headroom).with_context(place)?;
+            alive += step.outputs.iter().map(|output| slots.count(output.slot)).sum::<usize>();
+            ensure!(alive <= MOST_ALIVE, "{}: it and the values before it are too large together", place());
             for &slot in &step.frees {
+                alive -= slots.count(slot).min(alive);
                 slots.0[slot] = None;
             }
         }

@@ -40,7 +40,7 @@ pub struct OpHeadroom {
 impl OpHeadroom {
     /// Whether float16 does not hold it: it rounds to infinity from 65520 on.
     pub fn overflows(&self) -> bool {
-        !(self.largest < 65520.0)
+        self.largest.is_nan() || self.largest >= 65520.0
     }
 }
 
@@ -53,7 +53,7 @@ impl Headroom {
         }
         let place = Place { package: seen.package.clone(), function: seen.function.clone(), step: seen.step };
         let known = collected.ops.entry(place).or_insert_with(|| seen.clone());
-        if !(seen.largest <= known.largest) {
+        if seen.largest.is_nan() || seen.largest > known.largest {
             known.largest = seen.largest;
         }
     }

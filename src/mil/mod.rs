@@ -76,6 +76,8 @@ const MOST_ELEMENTS: usize = 1 << 28;
 /// The most elements that the result of an op may have, 512 MiB of floats; a program that asks for more is refused
 /// before anything is allocated. What a package stores is bounded by its size, what it computes is not.
 const MOST_RESULT: usize = 1 << 27;
+/// The most elements of all results that are alive at once.
+const MOST_ALIVE: usize = 1 << 29;
 /// The most axes that a value may have. Core ML has five.
 const MOST_AXES: usize = 16;
 

@@ -3,6 +3,7 @@
 
 mod chain;
 pub mod reference;
+mod runner;
 
 use std::path::Path;
 

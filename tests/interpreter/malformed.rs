@@ -12,6 +12,9 @@ use super::graph::{
     Bound, Graph, bools, bytes, constant, floats, halves, ints, list, named, op, open_type, stored, tensor_type, text,
 };
 
+/// Parameters by name.
+type Parameters = Vec<(&'static str, Bound)>;
+
 fn float() -> spec::ValueType {
     tensor_type("fp32", &[2, 3])
 }
@@ -237,7 +240,7 @@ fn absurd_shapes_are_refused_before_anything_is_allocated() {
     let mut graph = single("relu", [("x", "x".into())]);
     graph.operations[0].outputs[0] = named("y", tensor_type("fp32", &[1 << 33, 1 << 33]));
     refuses(&graph, &["too large"]);
-    let open = |kind: &str, parameters: Vec<(&'static str, Bound)>| {
+    let open = |kind: &str, parameters: Parameters| {
         let mut graph = single(kind, [("x", "x".into())]);
         graph.operations[0].outputs[0] = named("y", open_type("fp32"));
         for (name, bound) in parameters {
@@ -247,7 +250,7 @@ fn absurd_shapes_are_refused_before_anything_is_allocated() {
         graph
     };
     let big = i32::MAX;
-    let cases: Vec<(&str, Vec<(&'static str, Bound)>, &str)> = vec![
+    let cases: Vec<(&str, Parameters, &str)> = vec![
         ("tile", vec![("reps", list(&[big, big]).into())], "too large"),
         ("tile", vec![("reps", list(&[-1, 1]).into())], "parameter `reps`"),
         ("pad", vec![("pad", list(&[big, big]).into())], "too large"),
@@ -304,7 +307,7 @@ fn absurd_shapes_are_refused_before_anything_is_allocated() {
 fn absurd_windows_are_refused() {
     let image = tensor_type("fp32", &[1, 1, 2, 3]);
     let big = i32::MAX;
-    let windowed = |kind: &str, pad: [i32; 4], more: Vec<(&'static str, Bound)>| {
+    let windowed = |kind: &str, pad: [i32; 4], more: Parameters| {
         let mut operation = op(
             kind,
             [
@@ -417,6 +420,16 @@ fn every_op_refuses_missing_and_foreign_parameters() {
             foreign.inputs.extend(op(kind, [(name, text("nonsense").into())], &[]).inputs);
         }
         refuses(&Graph::of(float(), vec![foreign]), &["odd.mlpackage", kind]);
+    }
+}
+
+/// A random op once found this one.
+#[test]
+fn integers_where_a_norm_takes_floats_are_refused() {
+    let whole = || ints(&[3], vec![1, 2, 3]);
+    for (mean, variance) in [(whole(), floats(&[3], vec![1.0; 3])), (floats(&[3], vec![1.0; 3]), whole())] {
+        let graph = single("batch_norm", [("x", "x".into()), ("mean", mean.into()), ("variance", variance.into())]);
+        refuses(&graph, &["is no float"]);
     }
 }
 

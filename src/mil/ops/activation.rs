@@ -59,7 +59,7 @@ fn softplus(x: f32) -> f32 {
 
 /// A parameter with one value for each channel (axis 1), shaped to be broadcast against `x`.
 pub(super) fn per_channel(call: &Call<'_>, name: &str, x: &Tensor) -> Result<Tensor> {
-    let values = call.tensor(name)?;
+    let values = call.float_tensor(name)?;
     ensure!(
         x.rank() >= 2 && values.elem_count() == x.dims()[1],
         "parameter `{name}` is {:?} for {:?}",

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device, Tensor};
 
 use crate::mil::call::Call;
-use crate::mil::product::{dot, product, transposed};
+use crate::mil::product::{batched, dot, product, transposed};
 use crate::mil::registry::Registry;
 use crate::mil::result_elements;
 use crate::mil::value::{float_tensor, with_floats};
@@ -74,7 +74,7 @@ fn matmul(call: &Call<'_>) -> Result<Vec<Tensor>> {
     ensure!(x.dims()[x.rank() - 1] == y.dims()[y.rank() - 2], "operands {:?} and {:?}", x.dims(), y.dims());
     let mut result = if x.dtype() != DType::F32 {
         of_ints(&x, &y)?
-    } else if let Some(result) = few_rows(&x, &y)? {
+    } else if let Some(result) = same_batches(&x, &y)? {
         result
     } else if x.elem_count() == 0 || y.elem_count() == 0 {
         Tensor::zeros(batch, DType::F32, &Device::Cpu)?
@@ -90,36 +90,40 @@ fn matmul(call: &Call<'_>) -> Result<Vec<Tensor>> {
     Ok(vec![result])
 }
 
-/// The product where `x` has few rows and as many batches as `y`: row by row, without what a general product spends on
-/// arranging its operands. `y` is walked as it lies in memory.
-fn few_rows(x: &Tensor, y: &Tensor) -> Result<Option<Tensor>> {
+/// The product where `x` and `y` have the same batches. `y` is taken as it lies in memory; few rows are computed row by
+/// row, without what a general product spends on arranging its operands.
+fn same_batches(x: &Tensor, y: &Tensor) -> Result<Option<Tensor>> {
     let rank = x.rank();
     let (rows, inner, columns) = (x.dims()[rank - 2], x.dims()[rank - 1], y.dims()[y.rank() - 1]);
-    if rows > FEW_ROWS || x.dims()[..rank - 2] != y.dims()[..y.rank() - 2] || y.dims()[y.rank() - 2] != inner {
+    if x.dims()[..rank - 2] != y.dims()[..y.rank() - 2] || y.dims()[y.rank() - 2] != inner {
         return Ok(None);
     }
     let turned = y.t()?;
     let by_columns = turned.is_contiguous();
-    if inner == 0 || columns == 0 || !by_columns && !y.is_contiguous() {
+    if x.elem_count() == 0 || y.elem_count() == 0 || !by_columns && !y.is_contiguous() {
         return Ok(None);
     }
     let mut shape = x.dims().to_vec();
     shape[rank - 1] = columns;
-    let mut result = vec![0.0; result_elements(&shape)?];
     let matrix = if by_columns { &turned } else { y };
-    with_floats(x, |x| {
-        with_floats(matrix, |matrix| {
+    let values = with_floats(x, |x| {
+        with_floats(matrix, |y| {
+            if rows > FEW_ROWS {
+                return batched(x, y, [rows, inner, columns], by_columns);
+            }
+            let mut result = vec![0.0; x.len() / inner * columns];
             for (i, (x, out)) in x.chunks(inner).zip(result.chunks_mut(columns)).enumerate() {
-                let matrix = &matrix[i / rows * inner * columns..][..inner * columns];
+                let y = &y[i / rows * inner * columns..][..inner * columns];
                 if by_columns {
-                    out.iter_mut().zip(matrix.chunks(inner)).for_each(|(out, column)| *out = dot::floats(column, x));
+                    out.iter_mut().zip(y.chunks(inner)).for_each(|(out, column)| *out = dot::floats(column, x));
                 } else {
-                    x.iter().zip(matrix.chunks(columns)).for_each(|(&factor, row)| dot::add_scaled(row, factor, out));
+                    x.iter().zip(y.chunks(columns)).for_each(|(&factor, row)| dot::add_scaled(row, factor, out));
                 }
             }
+            result
         })
     })??;
-    Ok(Some(float_tensor(result, &shape)?))
+    Ok(Some(float_tensor(values, &shape)?))
 }
 
 fn batch_shape(x: &[usize], y: &[usize]) -> Result<Vec<usize>> {

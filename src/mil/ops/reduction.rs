@@ -10,8 +10,7 @@ use crate::mil::registry::Registry;
 
 pub(super) fn register(registry: &mut Registry) {
     registry.computes("reduce_sum", |call| reduce(call, sum, |lane| lane.iter().sum()));
-    registry
-        .computes("reduce_mean", |call| reduce(call, |lane| sum(lane) / lane.len() as f32, |lane| mean_of_ints(lane)));
+    registry.computes("reduce_mean", |call| reduce(call, |lane| sum(lane) / lane.len() as f32, mean_of_ints));
     registry.computes("reduce_max", |call| {
         some(call)?;
         reduce(call, largest, |lane| lane.iter().copied().max().unwrap_or(0))

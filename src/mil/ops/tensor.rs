@@ -8,7 +8,7 @@ use super::lanes::{axis_back, axis_last, keys, map_lanes, sorted};
 use crate::mil::call::Call;
 use crate::mil::registry::Registry;
 use crate::mil::result_elements;
-use crate::mil::value::{float_tensor, floats, int_tensor, ints};
+use crate::mil::value::{Dtype, float_tensor, floats, int_tensor, ints};
 
 pub(super) fn register(registry: &mut Registry) {
     registry.computes("argsort", argsort);
@@ -26,7 +26,9 @@ pub(super) fn register(registry: &mut Registry) {
     registry.moves("pad", pad);
     registry.computes("range_1d", range);
     registry.computes("shape", |call| {
-        let shape: Vec<i64> = call.value("x")?.shape().iter().map(|&size| size as i64).collect();
+        let x = call.value("x")?;
+        ensure!(x.dtype() != Dtype::Text, "a string has no shape");
+        let shape: Vec<i64> = x.shape().iter().map(|&size| size as i64).collect();
         let rank = shape.len();
         Ok(vec![int_tensor(shape, &[rank])?])
     });
@@ -49,9 +51,15 @@ fn tile(call: &Call<'_>) -> Result<Vec<Tensor>> {
     let (x, reps) = (call.tensor("x")?, call.sizes("reps")?);
     ensure!(reps.len() == x.rank(), "reps {reps:?} for {:?}", x.dims());
     let shape: Option<Vec<usize>> = x.dims().iter().zip(&reps).map(|(&size, &reps)| size.checked_mul(reps)).collect();
-    result_elements(&shape.context("reps overflow")?)?;
+    let shape = shape.context("reps overflow")?;
+    result_elements(&shape)?;
     ensure!(reps.iter().all(|&reps| reps > 0), "reps {reps:?}");
-    Ok(vec![x.repeat(reps)?])
+    // An axis before each, over which it is repeated.
+    let pairs = |first: &dyn Fn(usize) -> usize| -> Vec<usize> {
+        reps.iter().zip(x.dims()).flat_map(|(&reps, &size)| [first(reps), size]).collect()
+    };
+    let repeated = x.reshape(pairs(&|_| 1))?.broadcast_as(pairs(&|reps| reps))?;
+    Ok(vec![repeated.contiguous()?.reshape(shape)?])
 }
 
 /// `pad` holds what is added before and after each of the last axes.

@@ -9,7 +9,6 @@ pub(super) mod dot;
 use std::ops::Range;
 
 use anyhow::{Result, ensure};
-use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 
 use super::constant::{Constant, StoredRows};
@@ -19,8 +18,6 @@ use super::value::{Value, with_floats};
 const FEW_COLUMNS: usize = 4;
 /// Rows that one task computes.
 const TASK_ROWS: usize = 32;
-/// Elements of a decoded panel, at most: 1 MiB.
-const PANEL: usize = 1 << 18;
 /// Below so many multiplications one core does it all.
 const SMALL: usize = 1 << 15;
 
@@ -33,32 +30,27 @@ pub(super) fn product(weights: &Value, rows: Range<usize>, columns: usize, x: &[
     ensure!(x.len() == columns * n, "{} activations for {columns} columns, {n} wide", x.len());
     let total: usize = weights.shape().iter().product();
     ensure!(rows.end.checked_mul(columns).is_some_and(|end| end <= total), "the weight has no rows {rows:?}");
+    if columns == 0 || n == 0 {
+        return Ok(vec![0.0; rows.len() * n]);
+    }
     match weights {
         Value::Constant(constant) => stored(constant, rows, columns, x, n),
         _ => {
             let matrix = weights.tensor()?.flatten_all()?.narrow(0, rows.start * columns, rows.len() * columns)?;
-            with_floats(&matrix, |matrix| dense(matrix, columns, x, n))?
+            with_floats(&matrix, |matrix| dense(matrix, columns, x, n))
         }
     }
 }
 
 fn stored(constant: &Constant, rows: Range<usize>, columns: usize, x: &[f32], n: usize) -> Result<Vec<f32>> {
-    if columns == 0 || n == 0 {
-        return Ok(vec![0.0; rows.len() * n]);
-    }
     if n > FEW_COLUMNS {
-        let panel_rows = (PANEL / columns).clamp(1, rows.len().max(1));
-        let mut result = Vec::with_capacity(rows.len() * n);
-        let mut panel = Vec::new();
-        for start in rows.clone().step_by(panel_rows) {
-            let count = panel_rows.min(rows.end - start);
-            panel.resize(count * columns, 0.0);
-            panel
-                .par_chunks_mut(TASK_ROWS * columns)
-                .enumerate()
-                .try_for_each(|(task, panel)| decode_rows(constant, start + task * TASK_ROWS, columns, panel))?;
-            result.extend(dense(&panel[..count * columns], columns, x, n)?);
-        }
+        let mut result = vec![0.0; rows.len() * n];
+        result.par_chunks_mut(TASK_ROWS * n).enumerate().try_for_each_init(Vec::new, |panel, (task, result)| {
+            panel.resize(result.len() / n * columns, 0.0);
+            decode_rows(constant, rows.start + task * TASK_ROWS, columns, panel)?;
+            multiply(panel, Right { values: x, columns: n, turned: false }, result);
+            Ok::<_, anyhow::Error>(())
+        })?;
         return Ok(result);
     }
     let turned: Vec<f32> = if n == 1 { Vec::new() } else { transposed(x, n) };
@@ -118,14 +110,71 @@ fn dots(constant: &Constant, row: usize, columns: usize, vectors: &[f32], result
 }
 
 /// The product of two float matrices.
-fn dense(matrix: &[f32], columns: usize, x: &[f32], n: usize) -> Result<Vec<f32>> {
-    let rows = matrix.len() / columns.max(1);
-    if columns == 0 {
-        return Ok(vec![0.0; rows * n]);
+fn dense(matrix: &[f32], columns: usize, x: &[f32], n: usize) -> Vec<f32> {
+    let mut result = vec![0.0; matrix.len() / columns * n];
+    let right = Right { values: x, columns: n, turned: false };
+    let tasks = result.par_chunks_mut(TASK_ROWS * n).zip(matrix.par_chunks(TASK_ROWS * columns));
+    tasks.for_each(|(result, matrix)| multiply(matrix, right, result));
+    result
+}
+
+/// Products of as many pairs of matrices: `x` row-major `[batch, rows, inner]`, `y` row-major `[batch, inner,
+/// columns]`, or with `turned` `[batch, columns, inner]`. No size is 0.
+pub(in crate::mil) fn batched(x: &[f32], y: &[f32], [rows, inner, columns]: [usize; 3], turned: bool) -> Vec<f32> {
+    let mut result = vec![0.0; x.len() / inner * columns];
+    let tasks = rows.div_ceil(TASK_ROWS);
+    let pairs =
+        result.par_chunks_mut(rows * columns).zip(x.par_chunks(rows * inner)).zip(y.par_chunks(inner * columns));
+    pairs.for_each(|((result, x), y)| {
+        let right = Right { values: y, columns, turned };
+        if tasks == 1 {
+            return multiply(x, right, result);
+        }
+        let parts = result.par_chunks_mut(TASK_ROWS * columns).zip(x.par_chunks(TASK_ROWS * inner));
+        parts.for_each(|(result, x)| multiply(x, right, result));
+    });
+    result
+}
+
+/// The right side of a product: `[inner, columns]`, row-major, or column-major where it is `turned`.
+#[derive(Clone, Copy)]
+struct Right<'a> {
+    values: &'a [f32],
+    columns: usize,
+    turned: bool,
+}
+
+/// `left` `[rows, inner]` times `right` into `result` `[rows, columns]`, row-major, on this core alone.
+fn multiply(left: &[f32], right: Right<'_>, result: &mut [f32]) {
+    let columns = right.columns;
+    let (rows, inner) = (result.len() / columns, right.values.len() / columns);
+    assert!(left.len() == rows * inner && right.values.len() == inner * columns && result.len() == rows * columns);
+    let (inner_stride, columns_stride) = (inner as isize, columns as isize);
+    let (right_cs, right_rs) = if right.turned { (inner_stride, 1) } else { (1, columns_stride) };
+    // SAFETY: by the assertion above every element that the strides reach lies inside its slice.
+    unsafe {
+        gemm::gemm(
+            rows,
+            columns,
+            inner,
+            result.as_mut_ptr(),
+            1,
+            columns_stride,
+            false,
+            left.as_ptr(),
+            1,
+            inner_stride,
+            right.values.as_ptr(),
+            right_cs,
+            right_rs,
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
     }
-    let matrix = Tensor::from_slice(matrix, (rows, columns), &Device::Cpu)?;
-    let x = Tensor::from_slice(x, (columns, n), &Device::Cpu)?;
-    Ok(matrix.matmul(&x)?.flatten_all()?.to_vec1()?)
 }
 
 /// Row-major `[rows, n]` to `[n, rows]`.
