@@ -215,7 +215,7 @@ fn write(folder: &Path, files: &[(&str, &str)]) {
 #[test]
 fn a_tokenizer_is_baked_as_it_is_and_follows_its_files() {
     let bench = Bench::new(&TinyModel::new("qwen3", 14));
-    let output = bench.convert(&[]);
+    let output = bench.convert(&["--no-gate"]);
     assert!(stderr(&output).contains("anebake: warning: the checkpoint has no tokenizer"), "{}", stderr(&output));
     let out = bench.path("out");
     let written = |summary: &std::process::Output| -> (u64, u64, u64) {
@@ -226,7 +226,7 @@ fn a_tokenizer_is_baked_as_it_is_and_follows_its_files() {
 
     let config = r#"{"chat_template": "{{ 1 }}", "eos_token": "b"}"#;
     write(&bench.path("model"), &[("tokenizer.json", TOKENIZER), ("tokenizer_config.json", config)]);
-    assert_eq!(written(&bench.convert(&["--json"])), (0, 0, 3), "two files and `chain.json`");
+    assert_eq!(written(&bench.convert(&["--json", "--no-gate"])), (0, 0, 3), "two files and `chain.json`");
     assert_eq!(std::fs::read_to_string(out.join("tokenizer.json")).unwrap(), TOKENIZER);
     assert_eq!(std::fs::read_to_string(out.join("tokenizer_config.json")).unwrap(), config);
     let expected = TokenizerInfo {
@@ -237,22 +237,22 @@ fn a_tokenizer_is_baked_as_it_is_and_follows_its_files() {
         chat_template: Some("{{ 1 }}".to_owned()),
     };
     assert_eq!(ChainFile::read(&out).unwrap().tokenizer, Some(expected.clone()));
-    assert_eq!(written(&bench.convert(&["--json"])), (0, 0, 0));
+    assert_eq!(written(&bench.convert(&["--json", "--no-gate"])), (0, 0, 0));
     let listed: Vec<String> =
         BakeManifest::read(&out).unwrap().unwrap().files.into_iter().map(|file| file.path).collect();
     assert_eq!(listed, ["chain.json", "embedding.bin", "tokenizer.json", "tokenizer_config.json"]);
 
     write(&bench.path("model"), &[("generation_config.json", r#"{"eos_token_id": [2, 7]}"#)]);
-    bench.convert(&[]);
+    bench.convert(&["--no-gate"]);
     let expected = TokenizerInfo { eos: vec![2, 7], ..expected };
     assert_eq!(ChainFile::read(&out).unwrap().tokenizer, Some(expected.clone()));
     std::fs::remove_file(bench.path("model/tokenizer_config.json")).unwrap();
-    bench.convert(&[]);
+    bench.convert(&["--no-gate"]);
     assert!(!out.join("tokenizer_config.json").exists());
     let expected = TokenizerInfo { config: None, chat_template: None, ..expected };
     assert_eq!(ChainFile::read(&out).unwrap().tokenizer, Some(expected));
     std::fs::remove_file(bench.path("model/tokenizer.json")).unwrap();
-    bench.convert(&[]);
+    bench.convert(&["--no-gate"]);
     assert!(!out.join("tokenizer.json").exists());
     assert_eq!(ChainFile::read(&out).unwrap().tokenizer, None);
 }
@@ -260,7 +260,7 @@ fn a_tokenizer_is_baked_as_it_is_and_follows_its_files() {
 #[test]
 fn the_sample_brings_its_own_tokenizer() {
     let bench = Bench::new(&TinyModel::new("llama", 15));
-    let output = bench.run(&["convert", "-q", "--recipe", "fp16-v1", "--model", "sample"]);
+    let output = bench.run(&["convert", "-q", "--no-gate", "--recipe", "fp16-v1", "--model", "sample"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let chain = ChainFile::read(&bench.path("out")).unwrap();
     let tokenizer = chain.tokenizer.unwrap();
