@@ -53,9 +53,7 @@ def serve(path: pathlib.Path) -> xllamacpp.Server:
 
 def tokenize(server: xllamacpp.Server, text: str) -> list[int]:
     body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
-    request = urllib.request.Request(
-        f"{server.listening_address}/tokenize", body, {"content-type": "application/json"}
-    )
+    request = urllib.request.Request(f"{server.listening_address}/tokenize", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request) as answer:
         tokens: list[int] = json.load(answer)["tokens"]
         return tokens

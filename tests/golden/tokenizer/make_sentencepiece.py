@@ -1,6 +1,6 @@
 """Writes sentencepiece.json: a small BPE vocabulary trained as Llama's was, and what sentencepiece itself encodes.
 
-    python -m venv venv && venv/bin/pip install sentencepiece && venv/bin/python make_sentencepiece.py README.md
+python -m venv venv && venv/bin/pip install sentencepiece && venv/bin/python make_sentencepiece.py README.md
 """
 
 import json
