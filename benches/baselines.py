@@ -18,7 +18,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 PIECE = 1 << 20
 PROJECTION = re.compile(r"model\.layers\.\d+\..*_proj\.weight")
@@ -77,8 +77,8 @@ def mlx(checkpoint: Path, out: Path) -> None:
 
     imported = time.perf_counter()
     weights: dict[str, Any] = {}
-    tensors: dict[str, Any] = mx.load(str(checkpoint))  # type: ignore[assignment]
-    for name, tensor in tensors.items():
+    # Not kept in a variable: what is quantized may go.
+    for name, tensor in cast("dict[str, Any]", mx.load(str(checkpoint))).items():
         if PROJECTION.fullmatch(name):
             base = name.removesuffix(".weight")
             weights[name], weights[base + ".scales"], weights[base + ".biases"] = mx.quantize(
