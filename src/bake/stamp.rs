@@ -30,7 +30,7 @@ pub trait WeightSource {
 }
 
 /// Values of a tensor after which their memory is given back.
-const RELEASED: u64 = 1 << 20;
+const RELEASED: u64 = 4 << 20;
 
 /// Follows how far a tensor was read, by how much was made of it.
 struct Passed<'a> {

@@ -18,7 +18,7 @@ pub fn digest_pair(left: &[u8], right: &[u8], passed: &mut dyn FnMut(usize)) -> 
 }
 
 /// Bytes of a message between two reports.
-const STEP: usize = 1 << 20;
+const STEP: usize = 8 << 20;
 
 fn one(message: &[u8], passed: &mut dyn FnMut(usize)) -> Digest {
     let mut hasher = Sha256::new();
