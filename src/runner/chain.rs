@@ -168,8 +168,8 @@ impl Chain {
         Ok(output)
     }
 
-    /// The function for the next call: the largest that is filled and fits the context; where none is filled, the one
-    /// that takes all the rest at once, if it fits.
+    /// The function for the next call: of those that fit the context the one that needs the fewest calls for what is
+    /// left, the smallest of equals.
     fn function(&self, position: usize, left: usize) -> &FunctionInfo {
         let fits = |f: &&FunctionInfo| position + f.tokens <= self.file.context;
         let functions = self.file.functions.iter().filter(fits);

@@ -2,6 +2,7 @@
 
 mod baseline;
 mod command;
+mod convert;
 mod faults;
 mod inside;
 mod npz;
