@@ -80,7 +80,7 @@ pub(super) fn run(options: &Gate, global: &Global, ui: &Ui) -> Result<ExitCode> 
                 None => asked.prompts.iter().cloned().map(Prompt::Text).collect(),
             };
             let steps = options.steps.map_or(asked.steps, usize::from);
-            let source = model.tokenizer()?;
+            let source = tokenizer_of(&model.checkpoint)?;
             let tokens: Vec<Vec<u32>> =
                 prompts.iter().map(|prompt| prompt.tokens(source.as_ref())).collect::<Result<_>>()?;
             gate::check_prompts(&chain, &prompts, &tokens, steps)?;
@@ -256,12 +256,6 @@ impl Model {
         Ok(Self { label, checkpoint: Arc::new(checkpoint) })
     }
 
-    /// The tokenizer that the checkpoint carries.
-    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
-        let files = self.checkpoint.tokenizer()?;
-        files.map(|files| Tokenizer::from_bytes(&files.tokenizer)).transpose()
-    }
-
     fn about(&self) -> About {
         let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         About {
@@ -271,6 +265,11 @@ impl Model {
             files: self.checkpoint.files().iter().map(|file| (name(&file.path), file.size)).collect(),
         }
     }
+}
+
+/// The tokenizer that a checkpoint carries.
+pub(super) fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
+    checkpoint.tokenizer()?.map(|files| Tokenizer::from_bytes(&files.tokenizer)).transpose()
 }
 
 fn perplexity(

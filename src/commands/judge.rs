@@ -69,15 +69,14 @@ pub(super) fn judge(opened: &Opened, out: &Path, recorded: Option<Value>, ui: &U
                 "gate: {} by candle-transformers in float32 against the baked chain in {arithmetic} arithmetic",
                 opened.label
             ));
-            let baseline = match baseline(opened) {
-                Ok(baseline) => baseline,
+            let (baseline, tokenizer) = match baseline(opened) {
+                Ok(made) => made,
                 Err(error) => {
                     ui.warn(format!("the gate was left out: {error:#}"));
                     return Ok(Judgement::skipped("there is no baseline"));
                 }
             };
             let chain = Chain::open(out, &ReferenceRunner::new(arithmetic))?;
-            let tokenizer = tokenizer(opened)?;
             let report = run(&chain, tokenizer.as_ref(), &baseline, &Options::from(&opened.recipe.gate))?;
             let record = Record { arithmetic: arithmetic.to_string(), report };
             record_gate(out, serde_json::to_value(&record)?)?;
@@ -101,13 +100,11 @@ pub(super) fn judge(opened: &Opened, out: &Path, recorded: Option<Value>, ui: &U
     Ok(Judgement::new(report, was_recorded))
 }
 
-fn tokenizer(opened: &Opened) -> Result<Option<Tokenizer>> {
-    opened.checkpoint.tokenizer()?.map(|files| Tokenizer::from_bytes(&files.tokenizer)).transpose()
-}
-
-fn baseline(opened: &Opened) -> Result<Baseline> {
+/// What the model should say, and the tokenizer that made its prompts tokens.
+fn baseline(opened: &Opened) -> Result<(Baseline, Option<Tokenizer>)> {
     let asked = &opened.recipe.gate;
     let prompts: Vec<Prompt> = asked.prompts.iter().cloned().map(Prompt::Text).collect();
     let weights = Weights::load(&opened.checkpoint)?;
-    Baseline::compute(&weights, &prompts, tokenizer(opened)?.as_ref(), asked.steps)
+    let tokenizer = gate::tokenizer_of(&opened.checkpoint)?;
+    Ok((Baseline::compute(&weights, &prompts, tokenizer.as_ref(), asked.steps)?, tokenizer))
 }

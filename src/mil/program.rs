@@ -17,7 +17,7 @@ use super::value::{Dtype, Value, bool_tensor, float_tensor, int_tensor};
 use super::{Arithmetic, elements};
 use crate::error::{Fault, OrFault};
 use crate::mlpackage::blob::{BlobDtype, Entry};
-use crate::mlpackage::{Package, spec};
+use crate::mlpackage::{Package, inventory, spec};
 
 /// Gives other values for a weight of a package, from its name and shape: row-major, as many as it has.
 pub type Replace<'a> = &'a dyn Fn(&str, &[usize]) -> Result<Option<Vec<f16>>>;
@@ -63,11 +63,6 @@ impl Program {
             })
             .collect::<Result<_>>()?;
         Ok(Self { package, functions, arithmetic })
-    }
-
-    /// The package.
-    pub fn package(&self) -> &Package {
-        &self.package
     }
 
     /// States before the first call, zeros: those of all functions, which share them by name.
@@ -327,20 +322,14 @@ impl Resolver<'_> {
         declared: &spec::ValueType,
         shape: Vec<usize>,
     ) -> Result<Constant> {
-        let expected = format!("{}weights/weight.bin", crate::mlpackage::MODEL_PATH_PREFIX);
-        ensure!(blob.file_name == expected, "its value lies in `{}`, not in `{expected}`", blob.file_name);
-        let entry = Entry::read(self.package.weights(), blob.offset).context("`weight.bin`")?;
         let says = declared.tensor_type.as_ref().and_then(spec::TensorType::dtype).unwrap_or("nothing");
         // A bool lies there as uint8.
-        let wanted = BlobDtype::from_mil(if says == "bool" { "uint8" } else { says });
-        ensure!(wanted == Some(entry.dtype), "the program says {says}, `weight.bin` says {}", entry.dtype.as_str());
-        let count = elements(&shape)? as u64;
-        ensure!(
-            entry.dtype.bytes(count) == Some(entry.size),
-            "shape {shape:?} of {says} does not take the {} bytes in `weight.bin`",
-            entry.size
-        );
-        let entry = Entry { padding_bits: entry.size * 8 - count * entry.dtype.bits(), ..entry };
+        let stored = BlobDtype::from_mil(if says == "bool" { "uint8" } else { says });
+        let stored = stored.with_context(|| format!("a value of {says} cannot lie in a blob file"))?;
+        let sizes: Vec<u64> = shape.iter().map(|&size| size as u64).collect();
+        let entry = inventory::entry(blob, stored, &sizes, self.package.weights())?;
+        // The file's own count of unused bits is not what the shape says where it is damaged.
+        let entry = Entry { padding_bits: entry.size * 8 - elements(&shape)? as u64 * stored.bits(), ..entry };
         Constant::new(dtype, shape, Stored::Blob { package: Arc::clone(self.package), entry })
     }
 }

@@ -165,26 +165,34 @@ fn walk(function: &str, block: &spec::Block, file: &[u8], uses: &mut Vec<BlobUse
 }
 
 fn locate(value: &spec::Value, blob: &spec::BlobFileValue, file: &[u8]) -> Result<(Entry, Vec<u64>)> {
-    let expected = format!("{MODEL_PATH_PREFIX}weights/weight.bin");
-    if blob.file_name != expected {
-        bail!("value lies in `{}`, not in `{expected}`", blob.file_name);
-    }
     let tensor = value.r#type.as_ref().and_then(|t| t.tensor_type.as_ref()).context("value is no tensor")?;
     let dtype = tensor
         .dtype()
         .and_then(BlobDtype::from_mil)
         .with_context(|| format!("tensor dtype {} cannot lie in a blob file", tensor.data_type))?;
     let shape = tensor.shape().context("shape is not static")?;
+    Ok((entry(blob, dtype, &shape, file)?, shape))
+}
+
+/// Where a value of `shape` and `dtype` lies.
+///
+/// # Errors
+/// It lies in another file than `file`, the package's own; its offset, dtype or size does not fit.
+pub fn entry(blob: &spec::BlobFileValue, dtype: BlobDtype, shape: &[u64], file: &[u8]) -> Result<Entry> {
+    let expected = format!("{MODEL_PATH_PREFIX}weights/weight.bin");
+    if blob.file_name != expected {
+        bail!("value lies in `{}`, not in `{expected}`", blob.file_name);
+    }
     let elements = shape
         .iter()
         .try_fold(1u64, |product, &size| product.checked_mul(size))
         .with_context(|| format!("shape {shape:?} is absurd"))?;
     let entry = Entry::read(file, blob.offset).context("`weight.bin`")?;
     if entry.dtype != dtype {
-        bail!("program says {}, `weight.bin` says {}", dtype.as_str(), entry.dtype.as_str());
+        bail!("the program says {}, `weight.bin` says {}", dtype.as_str(), entry.dtype.as_str());
     }
     if dtype.bytes(elements) != Some(entry.size) {
         bail!("shape {shape:?} of {} does not take the {} bytes in `weight.bin`", dtype.as_str(), entry.size);
     }
-    Ok((entry, shape))
+    Ok(entry)
 }

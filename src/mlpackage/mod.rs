@@ -27,7 +27,7 @@ pub const WEIGHTS: &str = "Data/com.apple.CoreML/weights/weight.bin";
 pub const MANIFEST: &str = "Manifest.json";
 
 /// How programs spell the folder that holds `model.mlmodel`.
-pub const MODEL_PATH_PREFIX: &str = "@model_path/";
+const MODEL_PATH_PREFIX: &str = "@model_path/";
 
 /// A package that was opened and whose program was decoded.
 #[derive(Debug)]
