@@ -109,9 +109,9 @@ def convert(request_json: str, tensors: Mapping[str, npt.NDArray[Any]], folder: 
     folder.mkdir(parents=True, exist_ok=True)
     with _temporary_files_in(folder), tempfile.TemporaryDirectory() as temporary:
         joined = ct.utils.MultiFunctionDescriptor()
-        for name, tokens in request.functions.items():
+        for name, rows in request.functions.items():
             program = Program()
-            program.add_function("main", graph.function(request, weights, tokens)[0])
+            program.add_function("main", graph.function(request, weights, rows)[0])
             model = _convert(program, request, ct.PassPipeline.DEFAULT, None)
             model = _quantize(model, request)
             path = str(Path(temporary) / f"{name}.mlpackage")

@@ -7,6 +7,7 @@ mod chain;
 pub mod generate;
 mod reference;
 mod sampler;
+mod step;
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -102,6 +103,17 @@ impl Array {
     /// It holds integers.
     pub fn floats(&self) -> Result<&[f32]> {
         match &self.data {
+            Data::Float(values) => Ok(values),
+            Data::Int(_) => bail!("integers where floats were expected"),
+        }
+    }
+
+    /// The floats, to be changed.
+    ///
+    /// # Errors
+    /// It holds integers.
+    pub fn floats_mut(&mut self) -> Result<&mut [f32]> {
+        match &mut self.data {
             Data::Float(values) => Ok(values),
             Data::Int(_) => bail!("integers where floats were expected"),
         }
