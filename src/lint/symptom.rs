@@ -3,19 +3,7 @@
 //! The texts are those of Core ML, the ANE compiler and coremltools; the explanations are ours. What one report says is
 //! a place to look, not a law: [`Symptom::evidence`] tells how much there is.
 
-/// The page of an issue or pull request.
-macro_rules! thread {
-    ($repository:literal, $number:literal) => {
-        concat!("https://github.com/", $repository, "/issues/", $number)
-    };
-}
-
-/// A file of a repository.
-macro_rules! page {
-    ($repository:literal, $path:literal) => {
-        concat!("https://github.com/", $repository, "/blob/main/", $path)
-    };
-}
+use super::evidence::{page, thread};
 
 /// A known failure.
 #[derive(Debug, PartialEq, Eq)]
