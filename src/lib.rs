@@ -23,6 +23,7 @@
 //! | [`ui`] | the only printer |
 //! | [`cli`] | what the command line can say |
 //! | [`gate`] | whether a chain says what its model says |
+//! | [`lint`] | what is known to go wrong: rules over recipe, package and environment; failures by their text |
 //! | [`bake`] | plan, template, stamp, pipeline, output |
 //! | [`runner`] | running packages, and the chain of them |
 //! | [`mil`] | what a package's program means: the interpreter |
@@ -47,6 +48,7 @@ pub mod commands;
 pub mod coremltools;
 pub mod error;
 pub mod gate;
+pub mod lint;
 pub mod mil;
 pub mod mlpackage;
 pub mod quant;
