@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::mil::Arithmetic;
+use crate::runner::coreml::ComputeUnits;
 
 /// Bakes the checkpoint of a transformer language model into Core ML packages, one per transformer block.
 #[derive(Debug, Parser)]
 #[command(name = "anebake", version, about, max_term_width = 110, propagate_version = true)]
 #[command(after_help = "Start with:\n  anebake convert --model sample\n  anebake inspect out/block-00.mlpackage\n\n\
-                        Exit status:\n    0  done\n    1  a check said no (gate, verify, diff, cache verify)\n    \
-                        2  command line or recipe\n    3  environment: Python, coremltools\n    \
+                        Exit status:\n    0  done\n    1  a check said no (gate, smoke, verify, diff, cache verify)\n    \
+                        2  command line or recipe\n    3  environment: Python, coremltools, macOS\n    \
                         4  input or disk: checkpoint, hub, cache, output\n    \
                         5  --frozen, and a block is not in the cache\n  130  interrupted; the same command resumes")]
 pub struct Cli {
@@ -63,6 +64,11 @@ pub enum Command {
     Verify(Verify),
     /// Judge a baked chain: does it say what its model says?
     Gate(Gate),
+    /// Try the packages on Core ML: do they run, where, and are they right? Needs macOS
+    Smoke(Smoke),
+    /// One package or chain of `smoke`, in a process of its own
+    #[command(hide = true, name = "smoke-child")]
+    SmokeChild(SmokeChild),
     /// Continue a prompt with a baked chain, on any system
     Run(Run),
     /// Check the environment and say how to mend it
@@ -147,6 +153,9 @@ pub struct Convert {
     /// Do not judge the baked chain; `anebake gate` does it later
     #[arg(long)]
     pub no_gate: bool,
+    /// On macOS: do not try the packages on Core ML; `anebake smoke` does it later
+    #[arg(long)]
+    pub no_smoke: bool,
 }
 
 /// `anebake plan`.
@@ -282,6 +291,47 @@ pub struct Gate {
     /// Where the chain fails, do not look for weights to keep in float16
     #[arg(long)]
     pub no_hints: bool,
+}
+
+/// `anebake smoke`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  anebake smoke out\n  anebake smoke out --only 0,1 --units all\n  anebake smoke out --json > \
+                        smoke.json\n\nNeeds macOS 15 and the output folder, no Python: bake anywhere, copy the folder to a \
+                        Mac, try it there. Each package is compiled, loaded and run in a process of its own, on inputs from \
+                        a run of the reference runner; what kills or hangs that process is part of the result. The columns \
+                        of the ANE are what Core ML plans; where an op ran, Core ML tells nobody.\n\nWhat counts is in the \
+                        recipe, `[smoke] require`: \"load\", \"numerics\", \"ane\". Where \"ane\" counts, an op that is \
+                        planned for another processor fails the package. The result is kept in manifest.json. Exit status 1 \
+                        where something that counts is missing, 3 where there is no Core ML."
+)]
+pub struct Smoke {
+    /// Output folder of a bake
+    #[arg(value_name = "OUT", default_value = "out")]
+    pub out: PathBuf,
+    /// Which parts of the model.
+    #[command(flatten)]
+    pub parts: Parts,
+    /// What Core ML may use: cpu, cpu-and-gpu, cpu-and-ane, all
+    #[arg(long, value_name = "UNITS", default_value_t)]
+    pub units: ComputeUnits,
+    /// Seconds that a package may take before it is killed; the chain may take this for every four packages
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = clap::value_parser!(u32).range(1..))]
+    pub time_limit: u32,
+    /// Calls of one token that follow the prompt
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub steps: u16,
+    /// Do not run the packages as one chain
+    #[arg(long)]
+    pub no_chain: bool,
+}
+
+/// `anebake smoke-child`.
+#[derive(Debug, Args)]
+pub struct SmokeChild {
+    /// Folder with the request
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
 }
 
 /// `anebake run`.

@@ -22,6 +22,7 @@
 //! | [`commands`] | one file for each subcommand; no algorithms |
 //! | [`ui`] | the only printer |
 //! | [`cli`] | what the command line can say |
+//! | [`smoke`] | whether packages run on Core ML, and where |
 //! | [`gate`] | whether a chain says what its model says |
 //! | [`lint`] | what is known to go wrong: rules over recipe, package and environment; failures by their text |
 //! | [`bake`] | plan, template, stamp, pipeline, output |
@@ -54,5 +55,6 @@ pub mod mlpackage;
 pub mod quant;
 pub mod recipe;
 pub mod runner;
+pub mod smoke;
 pub mod tokenizer;
 pub mod ui;

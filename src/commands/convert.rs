@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::judge::{Judgement, judge};
-use super::{Opened, default_jobs, total_size};
+use super::{Opened, default_jobs, smoke, total_size};
 use crate::bake::ends;
 use crate::bake::manifest::BakeManifest;
 use crate::bake::output::{Contents, Item, Publication, publish};
@@ -41,6 +41,7 @@ struct Summary<'a> {
     seconds: f64,
     python_started: bool,
     gate: &'a Judgement,
+    smoke: &'a smoke::Outcome,
 }
 
 pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCode> {
@@ -114,6 +115,9 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
     } else {
         judge(&opened, &options.out, published.gate.clone(), ui)?
     };
+    let Opened { recipe, cache, .. } = &opened;
+    let smoke =
+        smoke::at_end_of_bake(&options.out, &recipe.smoke, cache, published.smoke.as_ref(), options.no_smoke, ui)?;
     if ui.is_json() {
         let cached = outcomes.iter().filter(|outcome| outcome.cached).count();
         ui.json(&Summary {
@@ -132,10 +136,15 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
             seconds,
             python_started: coremltools::started(),
             gate: &judgement,
+            smoke: &smoke,
         })?;
     }
-    let failed = judgement.passed == Some(false);
-    Ok(if failed && opened.recipe.gate.enforce { ExitCode::from(Status::CheckFailed as u8) } else { ExitCode::SUCCESS })
+    let failed = judgement.passed == Some(false) && opened.recipe.gate.enforce;
+    Ok(if failed || smoke.passed == Some(false) {
+        ExitCode::from(Status::CheckFailed as u8)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn blocks(outcomes: &[Outcome]) -> usize {

@@ -12,6 +12,7 @@ mod judge;
 mod plan;
 mod recipe;
 mod run;
+mod smoke;
 mod verify;
 
 use std::process::ExitCode;
@@ -38,7 +39,7 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// # Errors
 /// Whatever stops it; [`crate::error::status`] tells the exit status.
 pub fn run(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
-    catch_interrupts(matches!(cli.command, Command::Run(_)))?;
+    catch_interrupts(matches!(cli.command, Command::Run(_) | Command::Smoke(_) | Command::SmokeChild(_)))?;
     let result = dispatch(cli, ui);
     if result.is_err() && INTERRUPTED.load(Ordering::SeqCst) {
         // The failure is that of a writer whose temporary folder is gone; the thread that removed it ends the process.
@@ -59,6 +60,8 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
         Command::Diff(options) => diff::run(options, ui),
         Command::Verify(options) => verify::run(options, global, ui),
         Command::Gate(options) => gate::run(options, global, ui),
+        Command::Smoke(options) => smoke::run(options, global, ui),
+        Command::SmokeChild(options) => smoke::child(options),
         Command::Run(options) => run::run(options, ui),
         Command::Doctor => doctor::run(global, ui),
         Command::Recipe(command) => recipe::run(command, ui),

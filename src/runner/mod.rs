@@ -45,11 +45,13 @@ pub trait Model: Send + Sync {
     /// They cannot be made.
     fn new_state(&self) -> Result<State>;
 
-    /// Brings an input that many calls share to where the device reads it. What comes back stands for the same values.
+    /// Brings the input `name`, which many calls share, to where the device reads it. What comes back stands for the same
+    /// values.
     ///
     /// # Errors
     /// The device does not take it.
-    fn hold(&self, array: Array) -> Result<Array> {
+    fn hold(&self, name: &str, array: Array) -> Result<Array> {
+        let _ = name;
         Ok(array)
     }
 

@@ -139,7 +139,10 @@ impl<'a> Step<'a> {
     /// # Errors
     /// The device does not take one.
     pub(super) fn held_by(mut self, block: &dyn Model) -> Result<Self> {
-        let hold = |(name, array)| Ok((name, block.hold(array)?));
+        let hold = |(name, array): (String, Array)| {
+            let held = block.hold(&name, array)?;
+            Ok((name, held))
+        };
         self.inputs = std::mem::take(&mut self.inputs).into_iter().map(hold).collect::<Result<_>>()?;
         Ok(self)
     }

@@ -5,7 +5,7 @@
 //! needed. What a result means is left to `smoke`.
 //!
 //! Arrays live in IOSurface-backed buffers. What a call writes is handed to the next call as it is
-//! ([`Data::Held`](super::Data)); it is read when somebody asks for its values. A failed compilation for the Neural
+//! ([`Data::Held`]); it is read when somebody asks for its values. A failed compilation for the Neural
 //! Engine can kill the process at the first prediction: call this from a child process where that matters.
 
 mod compiled;
@@ -27,7 +27,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Array, Arrays, Model, Runner, State};
+use super::{Array, Arrays, Data, Model, Runner, State};
 use crate::error::{Fault, OrFault};
 use crate::mlpackage::Package;
 use crate::mlpackage::inventory::FunctionInfo;
@@ -47,10 +47,9 @@ pub const NEEDS_MACOS: &str = "Core ML needs macOS";
 #[cfg(coreml)]
 const OLDEST: &str = "macOS 15";
 
-/// Whether Core ML can be called here: its code is part of this build. Whether the system is new enough is another
-/// question, which [`CoreMlRunner::new`] asks.
-pub const fn is_built_in() -> bool {
-    cfg!(coreml)
+/// Why Core ML cannot be called here; none where it can.
+pub fn unavailable() -> Option<String> {
+    framework::check().err().map(|error| error.to_string())
 }
 
 /// Runs packages on Core ML.
@@ -137,12 +136,13 @@ impl Function {
         Ok(State::new(self.loaded.new_state()?))
     }
 
-    /// Brings an input to where the device reads it.
+    /// Brings the input `name` to where the device reads it. Only float16 ones are brought there before they are used.
     ///
     /// # Errors
     /// There is no buffer for it ([`Failure`]).
-    pub fn hold(&self, array: Array) -> Result<Array> {
-        self.loaded.hold(array)
+    pub fn hold(&self, name: &str, array: Array) -> Result<Array> {
+        let half = self.info.inputs.iter().any(|feature| feature.name == name && feature.dtype == "fp16");
+        if half && matches!(array.data, Data::Float(_)) { self.loaded.hold(array) } else { Ok(array) }
     }
 
     /// Runs it once.
@@ -177,8 +177,8 @@ impl Model for CoreMlModel {
         self.any()?.new_state()
     }
 
-    fn hold(&self, array: Array) -> Result<Array> {
-        self.any()?.hold(array)
+    fn hold(&self, name: &str, array: Array) -> Result<Array> {
+        self.any()?.hold(name, array)
     }
 
     fn predict(&self, function: &str, inputs: &Arrays, state: &mut State) -> Result<Arrays> {

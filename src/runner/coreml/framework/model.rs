@@ -51,11 +51,8 @@ impl LoadedFunction {
         guarded("make states", || Ok(DeviceState(unsafe { inside.model.newState() })))
     }
 
-    /// Puts floats into a buffer of float16, the dtype of all that a chain shares between calls.
+    /// Puts floats into a buffer of float16.
     pub(in super::super) fn hold(&self, array: Array) -> Result<Array> {
-        if !matches!(array.data, Data::Float(_)) {
-            return Ok(array);
-        }
         guarded("make an array", || {
             let mut held = DeviceArray::new(&array.shape, dtype("fp16")?)?;
             held.write(&array)?;
