@@ -10,6 +10,7 @@ mod gate;
 mod inspect;
 mod judge;
 mod plan;
+mod probe;
 mod recipe;
 mod run;
 mod verify;
@@ -60,6 +61,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
         Command::Verify(options) => verify::run(options, global, ui),
         Command::Gate(options) => gate::run(options, global, ui),
         Command::Run(options) => run::run(options, ui),
+        Command::Probe(options) => probe::run(options, global, ui),
         Command::Doctor => doctor::run(global, ui),
         Command::Recipe(command) => recipe::run(command, ui),
         Command::Cache(command) => cache::run(command, global, ui),
