@@ -38,6 +38,17 @@ pub(in crate::mil) fn floats(weights: &[f32], x: &[f32]) -> f32 {
     portable::sum(weights.iter().copied(), x)
 }
 
+/// Σ w·x over float32 weights with each of four vectors; the sums of each are those of no other function here.
+pub(super) fn floats_by_four(weights: &[f32], x: [&[f32]; 4]) -> [f32; 4] {
+    debug_assert!(x.iter().all(|x| x.len() == weights.len()));
+    #[cfg(target_arch = "x86_64")]
+    if x86::available() {
+        // SAFETY: the CPU has the features that the function is compiled for.
+        return unsafe { x86::floats_by_four(weights, x) };
+    }
+    x.map(|x| portable::sum(weights.iter().copied(), x))
+}
+
 /// `out += factor * row`
 pub(in crate::mil) fn add_scaled(row: &[f32], factor: f32, out: &mut [f32]) {
     debug_assert_eq!(row.len(), out.len());
@@ -216,6 +227,24 @@ mod x86 {
         sum + portable::sum(weights[done..].iter().copied(), &x[done..])
     }
 
+    /// A vector of weights is loaded once for all four; one sum for each of them hides the latency of the additions.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn floats_by_four(weights: &[f32], x: [&[f32]; 4]) -> [f32; 4] {
+        let (packed, tail) = weights.as_chunks::<LANES>();
+        let vectors = x.map(|x| &x.as_chunks::<LANES>().0[..packed.len()]);
+        let mut sums = [[_mm256_setzero_ps(); 2]; 4];
+        for (i, weights) in packed.iter().enumerate() {
+            let weights = load(weights);
+            for (sums, x) in sums.iter_mut().zip(vectors) {
+                sums[i % 2] = _mm256_fmadd_ps(weights, load(&x[i]), sums[i % 2]);
+            }
+        }
+        let zero = _mm256_setzero_ps();
+        let done = weights.len() - tail.len();
+        let rest = x.map(|x| portable::sum(tail.iter().copied(), &x[done..]));
+        std::array::from_fn(|i| total([sums[i][0], sums[i][1], zero, zero]) + rest[i])
+    }
+
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) fn add_scaled(row: &[f32], factor: f32, out: &mut [f32]) {
         let (vectors, tail) = row.as_chunks::<LANES>();
@@ -269,6 +298,9 @@ mod tests {
                 assert!((f64::from(got) - want).abs() <= 1e-6 * size, "length {length}: {got} is not {want}");
             };
             close(floats(&w, &x), &|i| w[i]);
+            let scaled = [1.0, -2.0, 0.5, 4.0].map(|factor| x.iter().map(|x| x * factor).collect::<Vec<_>>());
+            let by_four = floats_by_four(&w, [&scaled[0], &scaled[1], &scaled[2], &scaled[3]]);
+            [1.0, -0.5, 2.0, 0.25].iter().zip(by_four).for_each(|(factor, sum)| close(factor * sum, &|i| w[i]));
             let mut sums = x.clone();
             add_scaled(&w, 0.75, &mut sums);
             assert!((0..length).all(|i| (sums[i] - (x[i] + 0.75 * w[i])).abs() <= 1e-7));

@@ -85,6 +85,16 @@ fn dots(constant: &Constant, row: usize, columns: usize, vectors: &[f32], result
     let each = |out: &mut [f32], dot: &dyn Fn(&[f32]) -> f32| {
         out.iter_mut().zip(vectors.chunks(columns)).for_each(|(out, x)| *out = dot(x));
     };
+    if n == 4 {
+        let mut decoded = vec![0.0; columns];
+        let mut each = vectors.chunks(columns);
+        let vectors = std::array::from_fn(|_| each.next().unwrap_or_default());
+        for (i, out) in result.chunks_mut(n).enumerate() {
+            decode_rows(constant, row + i, columns, &mut decoded)?;
+            out.copy_from_slice(&dot::floats_by_four(&decoded, vectors));
+        }
+        return Ok(());
+    }
     match constant.rows(columns) {
         StoredRows::Halves(bytes) => {
             for (i, out) in result.chunks_mut(n).enumerate() {
