@@ -1,16 +1,22 @@
 //! `anebake lint RECIPE|PACKAGE|OUT`
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use serde::Serialize;
+use serde_json::Value;
 
+use super::Opened;
+use crate::bake::output::record_lint;
 use crate::cli::{Global, Lint};
 use crate::coremltools::Environment;
-use crate::error::Status;
+use crate::error::{Fault, Status};
 use crate::lint::environment::Tools;
+use crate::lint::recipe::demands_ane;
 use crate::lint::run::{self, Subject};
-use crate::lint::{Evidence, Finding, Report, Rule, Severity, rule, rules};
+use crate::lint::{Evidence, Finding, Record, Report, Rule, Severity, rule, rules};
 use crate::ui::Ui;
 
 /// Places of a finding that are shown; `--json` and `-v` show all.
@@ -159,4 +165,83 @@ fn print_finding(finding: &Finding, all: bool, ui: &Ui) -> Result<()> {
         ui.data(format!("       why: {}", finding.why))?;
     }
     ui.data(format!("       fix: {}", finding.fix))
+}
+
+/// What lint found before and after a bake, for scripts.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Linted {
+    /// Rules that found errors, those of `--allow` excepted.
+    pub(super) errors: usize,
+    /// Rules that found what is probably not wanted, those of `--allow` excepted.
+    warnings: usize,
+    /// Ids of all rules that found something.
+    rules: BTreeSet<String>,
+    #[serde(skip)]
+    serious: BTreeSet<String>,
+}
+
+impl Linted {
+    fn add(&mut self, record: &Record, allow: &[String]) {
+        for (id, found) in &record.rules {
+            self.rules.insert(id.clone());
+            if allow.contains(id) || found.severity == Severity::Info || !self.serious.insert(id.clone()) {
+                continue;
+            }
+            match found.severity {
+                Severity::Error => self.errors += 1,
+                _ => self.warnings += 1,
+            }
+        }
+    }
+
+    /// One line where something is not as it should be.
+    pub(super) fn warn(&self, out: &Path, ui: &Ui) {
+        if self.serious.is_empty() {
+            return;
+        }
+        let ids: Vec<String> = self.serious.iter().map(|id| format!("`{id}`")).collect();
+        let kept = if self.errors > 0 { "; the packages are kept, `--allow ID` takes them as they are" } else { "" };
+        ui.warn(format!("lint: {}; `anebake lint {}` says more{kept}", ids.join(", "), out.display()));
+    }
+}
+
+/// Lints recipe and tools before a bake.
+///
+/// # Errors
+/// A rule that is not allowed finds an error: the check said no.
+pub(super) fn lint_recipe(opened: &Opened, allow: &[String]) -> Result<Linted> {
+    for id in allow {
+        rule(id)?;
+    }
+    let mut report = run::recipe(&opened.recipe, Some(&Tools::of(&opened.environment)), false);
+    report.allow(allow);
+    if let Some(finding) = report.at_least(Severity::Error).next() {
+        let place = finding.places.first().map(|place| format!(" ({})", place.line())).unwrap_or_default();
+        let message = format!("lint refuses `{}`: {}{place}", report.subject, finding.what);
+        let hint = format!("{}; `--allow {}` bakes it all the same", finding.fix, finding.id);
+        return Err(Fault::new(Status::CheckFailed, message).with_hint(hint).into());
+    }
+    let mut linted = Linted::default();
+    linted.add(&report.record(), allow);
+    Ok(linted)
+}
+
+/// Lints the packages of a bake; what is `recorded` of the same content stands.
+pub(super) fn lint_packages(
+    opened: &Opened,
+    out: &Path,
+    recorded: Option<Value>,
+    allow: &[String],
+    linted: &mut Linted,
+) -> Result<()> {
+    let record = match recorded.and_then(|value| serde_json::from_value::<Record>(value).ok()) {
+        Some(record) => record,
+        None => {
+            let record = run::packages(out, demands_ane(&opened.recipe.resolved()))?.record();
+            record_lint(out, serde_json::to_value(&record)?)?;
+            record
+        }
+    };
+    linted.add(&record, allow);
+    Ok(())
 }
