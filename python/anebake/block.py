@@ -1,15 +1,17 @@
 """A transformer block: an architecture's graph around a cache variant's attention."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from anebake import archs
 from anebake.kv import VARIANTS, Interface
-from anebake.layers import BlockAuthor, Var, Weight
+from anebake.layers import BlockAuthor, Var, Weight, from_channels, leave
 from anebake.request import BlockRequest
 
 
 class Block:
-    """See `anebake.graph.Part`. The output is `hidden_out`, the residual stream after the block."""
+    """See `anebake.graph.Part`. Outputs are `hidden_out`, the residual stream after the block, float16 [1, rows,
+    hidden], and what the cache variant adds.
+    """
 
     def __init__(self, request: BlockRequest) -> None:
         self.request = request
@@ -24,9 +26,9 @@ class Block:
         """None: every tensor has values of its own."""
         return {}
 
-    def inputs(self, tokens: int) -> Interface:
+    def inputs(self, rows: int) -> Interface:
         """What the cache variant says."""
-        return self.cache.inputs(tokens)
+        return self.cache.inputs(rows)
 
     def states(self) -> Interface:
         """What the cache variant says."""
@@ -36,10 +38,14 @@ class Block:
         """For the architecture's graph."""
         return BlockAuthor(self.request, weights, self.cache.head_axis)
 
-    def body(self, author: BlockAuthor, x: Var, values: Mapping[str, Var]) -> Mapping[str, Var]:
+    def body(self, author: BlockAuthor, x: Var, values: Mapping[str, Var]) -> Sequence[Var]:
         """The architecture's graph."""
+        more: list[Var] = []
 
         def attend(q: Var, k: Var, v: Var) -> Var:
-            return self.cache.attend(author, values, q, k, v)
+            attention, outputs = self.cache.attend(author, values, q, k, v)
+            more.extend(outputs)
+            return attention
 
-        return {"hidden_out": self.architecture.block(author, x, attend)}
+        x = self.architecture.block(author, x, attend)
+        return [leave(x, "hidden_out", from_channels), *more]

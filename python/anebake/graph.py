@@ -2,18 +2,17 @@
 share weights.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import coremltools as ct
-import numpy as np
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 
 from anebake.block import Block
 from anebake.head import Head
 from anebake.kv import Interface
-from anebake.layers import Author, Var, Weight, cast, from_channels, to_channels
+from anebake.layers import Author, Var, Weight, cast, to_channels
 from anebake.request import BlockRequest, HeadRequest, Request
 
 
@@ -28,8 +27,8 @@ class Part(Protocol):
         their first row in it. No two of them begin at the same row.
         """
 
-    def inputs(self, tokens: int) -> Interface:
-        """The inputs of a function of `tokens` tokens, hidden_state excepted."""
+    def inputs(self, rows: int) -> Interface:
+        """The inputs of a function of `rows` rows, hidden_state excepted."""
 
     def states(self) -> Interface:
         """The states, shared by all functions."""
@@ -37,8 +36,8 @@ class Part(Protocol):
     def author(self, weights: Mapping[str, Weight]) -> Author:
         """Who authors the body of a function."""
 
-    def body(self, author: Any, x: Var, values: Mapping[str, Var]) -> Mapping[str, Var]:
-        """Authors the body on x (1, hidden, 1, tokens); gives the outputs (1, n, 1, tokens) by name. `author` is what
+    def body(self, author: Any, x: Var, values: Mapping[str, Var]) -> Sequence[Var]:
+        """Authors the body on x (1, hidden, 1, rows) in the compute dtype; gives the outputs, named. `author` is what
         `author` made, `values` are the function's inputs and states by name.
         """
 
@@ -52,14 +51,14 @@ def part(request: Request) -> Part:
     raise TypeError(f"a {type(request).__name__} is for no part")
 
 
-def function(request: Request, weights: Mapping[str, Weight], tokens: int) -> tuple[Any, set[str]]:
-    """One function: `hidden_state` float16 [1, tokens, hidden] and what the part adds, to its outputs, float16
-    [1, tokens, n]. Also the names of the consts and constexprs that functions of one program share.
+def function(request: Request, weights: Mapping[str, Weight], rows: int) -> tuple[Any, set[str]]:
+    """One function: `hidden_state` float16 [1, rows, hidden] and what the part adds, to the part's outputs. Also the
+    names of the consts and constexprs that functions of one program share.
     """
     wanted = part(request)
     # Const names carry a count that an earlier, abandoned authoring would have advanced.
     mb.name_count.clear()
-    inputs = {"hidden_state": ((1, tokens, request.hidden), types.fp16), **wanted.inputs(tokens)}
+    inputs = {"hidden_state": ((1, rows, request.hidden), types.fp16), **wanted.inputs(rows)}
     placeholders = {name: mb.placeholder(shape, dtype=dtype) for name, (shape, dtype) in inputs.items()}
     for name, (shape, dtype) in wanted.states().items():
         placeholders[name] = mb.state_tensor_placeholder(shape, dtype=dtype)
@@ -67,16 +66,8 @@ def function(request: Request, weights: Mapping[str, Weight], tokens: int) -> tu
     with Function(placeholders, opset_version=ct.target[request.target]) as authored:
         values = authored.inputs
         x = to_channels(cast(values["hidden_state"], request.compute, "hidden_compute"))
-        outputs = wanted.body(author, x, values)
-        authored.set_outputs([_leave(y, request, name) for name, y in outputs.items()])
+        authored.set_outputs(list(wanted.body(author, x, values)))
     return authored, author.shared
-
-
-def _leave(x: Var, request: Request, name: str) -> Var:
-    """(1, n, 1, tokens) in the compute dtype to the output `name`, float16 [1, tokens, n]."""
-    if np.dtype(request.compute) == np.float16:
-        return from_channels(x, name)
-    return cast(from_channels(x, name + "_compute"), np.float16, name)
 
 
 def share(authored: Any, names: Iterable[str]) -> None:
@@ -98,8 +89,8 @@ def share(authored: Any, names: Iterable[str]) -> None:
 def program(request: Request, weights: Mapping[str, Weight]) -> tuple[Any, set[str]]:
     """All functions in one program, and the names of their shared consts."""
     whole, shared = Program(), set[str]()
-    for name, tokens in request.functions.items():
-        authored, names = function(request, weights, tokens)
+    for name, rows in request.functions.items():
+        authored, names = function(request, weights, rows)
         authored.name = name
         whole.add_function(name, authored)
         share(authored, names)

@@ -2,15 +2,17 @@
 Engine takes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from anebake.kv import Interface
-from anebake.layers import Author, Var, Weight
+from anebake.layers import Author, Var, Weight, from_channels, leave
 from anebake.request import HeadRequest
 
 
 class Head:
-    """See `anebake.graph.Part`. Outputs are `logits_0`, `logits_1`, …: side by side they are the logits."""
+    """See `anebake.graph.Part`. Outputs are `logits_0`, `logits_1`, …, float16 [1, rows, n]: side by side they are the
+    logits.
+    """
 
     def __init__(self, request: HeadRequest) -> None:
         self.request = request
@@ -25,9 +27,9 @@ class Head:
         """Every output's matrix begins a row later than the one before: all different, in the memory of one."""
         return {f"lm_head_{i}.weight": ("lm_head.weight", i) for i in range(len(self.request.outputs))}
 
-    def inputs(self, tokens: int) -> Interface:
+    def inputs(self, rows: int) -> Interface:
         """None."""
-        del tokens
+        del rows
         return {}
 
     def states(self) -> Interface:
@@ -38,8 +40,9 @@ class Head:
         """Nothing that a block would need besides."""
         return Author(self.request, weights)
 
-    def body(self, author: Author, x: Var, values: Mapping[str, Var]) -> Mapping[str, Var]:
+    def body(self, author: Author, x: Var, values: Mapping[str, Var]) -> Sequence[Var]:
         """Norm, then one projection for each output."""
         del values
         h = author.norm(x, "norm")
-        return {f"logits_{i}": author.projection(h, f"lm_head_{i}") for i in range(len(self.request.outputs))}
+        parts = range(len(self.request.outputs))
+        return [leave(author.projection(h, f"lm_head_{i}"), f"logits_{i}", from_channels) for i in parts]

@@ -53,6 +53,21 @@ def from_channels(x: Var, name: str) -> Var:
     return mb.transpose(x=mb.squeeze(x=x, axes=[2], name=name + "_squeezed"), perm=[0, 2, 1], name=name)
 
 
+def leave(x: Var, name: str, form: Callable[[Var, str], Var]) -> Var:
+    """The output `name`: what `form` makes of `x`, in float16. `form` is given the name of its last op."""
+    if types.builtin_to_string(x.dtype) == "fp16":
+        return form(x, name)
+    return cast(form(x, name + "_compute"), np.float16, name)
+
+
+def pad(x: Var, axis: int, count: int, name: str) -> Var:
+    """`x` with `count` zeros behind the others on one of its last two axes; nothing is added where it is 0."""
+    if count == 0:
+        return x
+    pairs = [0, count, 0, 0] if axis == len(x.shape) - 2 else [0, 0, 0, count]
+    return mb.pad(x=x, pad=pairs, mode="constant", constant_val=scalar(0.0, x), name=name)
+
+
 def rms_norm_max_scaled(x: Var, gain: Var, axis: int, eps: float, name: str) -> Var:
     """`x / sqrt(mean(x^2) + eps) * gain` over `axis`, with every intermediate inside float16 for |x| <= 65504.
 
@@ -100,14 +115,15 @@ def rope_halves(x: Var, cos: Var, sin: Var, axis: int, name: str) -> Var:
     return mb.add(x=kept, y=mb.mul(x=rotated, y=sin, name=name + "_sin"), name=name)
 
 
-def grouped_attention(q: Var, k: Var, v: Var, mask: Var) -> Var:
+def grouped_attention(q: Var, k: Var, v: Var, mask: Var, head_dim: int) -> Var:
     """Attention of q (1, heads, S, d) over k and v (1, kv_heads, T, d) with an additive mask (1, 1, S, T); gives
-    (1, heads * d, 1, S). K and V are not repeated: the query heads of one KV head become rows of one matmul.
+    (1, heads * head_dim, 1, S). Beyond head_dim, d holds zeros. K and V are not repeated: the query heads of one KV
+    head become rows of one matmul.
     """
     _, heads, tokens, width = q.shape
     _, kv_heads, length, _ = k.shape
     rows = heads // kv_heads * tokens
-    q = mb.mul(x=q, y=scalar(width**-0.5, q), name="query_scaled")
+    q = mb.mul(x=q, y=scalar(head_dim**-0.5, q), name="query_scaled")
     q = mb.reshape(x=q, shape=[1, kv_heads, rows, width], name="query_groups")
     scores = mb.matmul(x=q, y=k, transpose_y=True, name="scores")
     if tokens > 1:
@@ -118,7 +134,10 @@ def grouped_attention(q: Var, k: Var, v: Var, mask: Var) -> Var:
     mixed = mb.matmul(x=scores, y=v, name="mixed")
     mixed = mb.reshape(x=mixed, shape=[1, heads, tokens, width], name="mixed_heads")
     mixed = mb.transpose(x=mixed, perm=[0, 1, 3, 2], name="mixed_channels")
-    return mb.reshape(x=mixed, shape=[1, heads * width, 1, tokens], name="attention")
+    if width != head_dim:
+        size = [1, heads, head_dim, tokens]
+        mixed = mb.slice_by_size(x=mixed, begin=[0, 0, 0, 0], size=size, name="mixed_unpadded")
+    return mb.reshape(x=mixed, shape=[1, heads * head_dim, 1, tokens], name="attention")
 
 
 class Author:

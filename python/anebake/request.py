@@ -38,7 +38,7 @@ class Scheme:
 class Request:
     """What every part of a model is baked by. Field names are those of the program's model config.
 
-    `functions` maps a function's name to the tokens it takes per call; the first is the default function. `weights`
+    `functions` maps a function's name to the rows that it takes per call; the first is the default function. `weights`
     names the quantized tensors only.
     """
 
@@ -55,9 +55,9 @@ class Request:
             raise ValueError(f"compute_precision `{self.compute_precision}` is neither float16 nor float32")
         if not self.functions:
             raise ValueError("no function is asked for")
-        for name, tokens in self.functions.items():
-            if tokens < 1:
-                raise ValueError(f"function `{name}` takes {tokens} tokens")
+        for name, rows in self.functions.items():
+            if rows < 1:
+                raise ValueError(f"function `{name}` takes {rows} rows")
 
     @staticmethod
     def from_json(text: str) -> "Request":
@@ -103,9 +103,9 @@ class BlockRequest(Request):
             raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd")
-        for name, tokens in self.functions.items():
-            if tokens > self.context:
-                raise ValueError(f"function `{name}` takes {tokens} tokens, but the context holds {self.context}")
+        for name, rows in self.functions.items():
+            if rows > self.context:
+                raise ValueError(f"function `{name}` takes {rows} rows, but the context holds {self.context}")
 
 
 @dataclass(frozen=True)

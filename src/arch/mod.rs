@@ -11,6 +11,7 @@ mod hugging_face;
 mod llama;
 mod qwen2;
 mod qwen3;
+mod rope;
 #[cfg(test)]
 mod tests;
 

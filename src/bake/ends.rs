@@ -1,5 +1,5 @@
-//! What a program needs beside the blocks' packages to run them as a language model: how the chain is wired, the
-//! tokenizer's files.
+//! What a program needs beside the blocks' packages to run them as a language model: how the chain is wired, the table of
+//! positions, the tokenizer's files.
 //!
 //! Head and embedding are parts like blocks and go through the pipeline; what is here is small and made when the output
 //! is put together.
@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::Result;
+use half::f16;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -19,8 +20,8 @@ use super::plan::KEY_VERSION;
 use crate::arch::ModelConfig;
 use crate::cache::{BlobRef, Cache, Digest, FileIdentity, Lookup, action_key};
 use crate::chain::{
-    self, BlockInfo, ChainFile, Embedding, FunctionInfo, Head, HeadOutput, Interface, Mask, ModelInfo, Rope,
-    TokenizerInfo,
+    self, BlockInfo, ChainFile, Embedding, FunctionInfo, Head, HeadOutput, Interface, KvCache, Mask, ModelInfo, Rope,
+    RopeTable, TokenizerInfo,
 };
 use crate::checkpoint::Checkpoint;
 use crate::error::{Fault, OrFault};
@@ -39,13 +40,18 @@ pub fn chain(config: &ModelConfig, recipe: &Recipe, outputs: &[Range<usize>]) ->
         .functions
         .entries()
         .iter()
-        .map(|&(name, tokens)| FunctionInfo { name: name.to_owned(), tokens })
+        .map(|&(name, tokens)| FunctionInfo { name: name.to_owned(), tokens, rows: package.rows(tokens) })
         .collect();
     functions.sort_by_key(|function| function.tokens);
     let outputs = outputs.iter().enumerate().map(|(number, tokens)| HeadOutput {
         name: format!("logits_{number}"),
         first: tokens.start,
         count: tokens.len(),
+    });
+    let table = (package.kv != KvCache::Slice).then(|| RopeTable {
+        path: chain::ROPE.to_owned(),
+        dtype: "float16".to_owned(),
+        shape: [2, package.context, config.head_dim],
     });
     ChainFile {
         schema: chain::SCHEMA,
@@ -66,17 +72,11 @@ pub fn chain(config: &ModelConfig, recipe: &Recipe, outputs: &[Range<usize>]) ->
         },
         blocks: (0..config.layers).map(|index| BlockInfo { path: Part::Block(index).path() }).collect(),
         functions,
-        interface: Interface {
-            hidden: "hidden_state".to_owned(),
-            mask: "causal_mask".to_owned(),
-            position: "position_offset".to_owned(),
-            states: vec!["k_cache".to_owned(), "v_cache".to_owned()],
-            output: "hidden_out".to_owned(),
-        },
+        interface: Interface::of(package.kv),
         head: Head { path: Part::Head.path(), outputs: outputs.collect() },
         mask: Mask { visible: 0.0, hidden: -1e4 },
-        rope: Rope { theta: config.rope_theta, scaling: json!(config.rope_scaling) },
-        kv: package.kv.to_string(),
+        rope: Rope { theta: config.rope_theta, scaling: json!(config.rope_scaling), table },
+        kv: package.kv,
         tokenizer: None,
     }
 }
@@ -112,6 +112,9 @@ pub fn files(bake: &Bake<'_>) -> Result<Ends> {
             });
         }
     }
+    if let Some(table) = &chain.rope.table {
+        files.push((table.path.clone(), rope_blob(bake.cache, bake.checkpoint.config(), chain.context)?));
+    }
     files.push((chain::FILE_NAME.to_owned(), chain_blob(bake.cache, &chain)?));
     Ok(Ends { files, no_tokenizer })
 }
@@ -136,7 +139,7 @@ fn tokenizer(cache: &Cache, checkpoint: &Checkpoint) -> Result<std::result::Resu
         // A GGUF file, which may have any name, is told by its content alone.
         let weights = checkpoint.files().iter().any(|file| file.path == *path);
         let name = path.file_name().filter(|_| !weights).map(|name| name.to_string_lossy());
-        listed.push(json!({ "name": name, "size": range.end, "sha256": front_digest(cache, identity, range.end)? }));
+        listed.push(json!({ "name": name, "size": range.end, "blake3": front_digest(cache, identity, range.end)? }));
     }
     let document = json!({ "key_version": KEY_VERSION, "stage": "tokenizer", "sources": listed });
     let key = action_key(&document);
@@ -179,12 +182,35 @@ fn front_digest(cache: &Cache, file: &FileIdentity, length: u64) -> Result<Diges
     if let Some(known) = memo.get(0, length) {
         return Ok(known);
     }
-    let read = || File::open(&file.path).and_then(|file| BlobRef::of_reader(file.take(length)));
-    let digest = read().or_fault(|| Fault::input(format!("cannot read `{}`", file.path.display())))?.sha256;
+    let mut bytes = Vec::new();
+    File::open(&file.path)
+        .and_then(|file| file.take(length).read_to_end(&mut bytes))
+        .or_fault(|| Fault::input(format!("cannot read `{}`", file.path.display())))?;
+    let digest = Digest::of_source(&bytes, &mut |_| {});
     memo.insert(0, length, digest);
     // As in a bake: one that cannot be written costs a hash next time.
     let _ = memo.save();
     Ok(digest)
+}
+
+/// The table of positions in the cache, by what it is made of.
+fn rope_blob(cache: &Cache, config: &ModelConfig, context: usize) -> Result<BlobRef> {
+    let document = json!({
+        "key_version": KEY_VERSION,
+        "stage": "rope",
+        "context": context,
+        "head_dim": config.head_dim,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": config.rope_scaling,
+    });
+    let key = action_key(&document);
+    if let Lookup::Hit { result } = cache.lookup::<BlobRef>(&key)? {
+        return Ok(result);
+    }
+    let bytes: Vec<u8> = config.rope_table(context).into_iter().flat_map(f16::to_le_bytes).collect();
+    let blob = cache.put(&bytes)?;
+    cache.record(&key, &document, &blob, &[blob], None)?;
+    Ok(blob)
 }
 
 /// `chain.json` in the cache, by its content.

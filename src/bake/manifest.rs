@@ -125,8 +125,8 @@ pub struct TensorRecord {
     pub first_row: Option<usize>,
     /// Dtype in the checkpoint.
     pub stored_as: String,
-    /// SHA-256 of its bytes in the checkpoint.
-    pub source_sha256: Digest,
+    /// BLAKE3 of its bytes in the checkpoint.
+    pub source_blake3: Digest,
     /// Dtype in the package: float16, float32, int8, int4.
     pub dtype: String,
     /// Granularity of its scales, where it is quantized.
@@ -299,7 +299,7 @@ fn tensor_record(planned: &PlannedTensor, digest: Digest, compute: &str, outcome
         shape: planned.tensor.shape.clone(),
         first_row: planned.rows.as_ref().map(|rows| rows.start),
         stored_as: planned.source.stored.clone(),
-        source_sha256: digest,
+        source_blake3: digest,
         dtype: planned.scheme.map_or(compute, |scheme| scheme.dtype.as_str()).to_owned(),
         granularity: planned.scheme.map(|scheme| scheme.granularity.as_str().to_owned()),
         block_size,

@@ -344,8 +344,8 @@ fn remove_leftovers(out: &Path, previous: Option<&BakeManifest>, manifest: &Bake
     // A manifest may have been edited: nothing is removed but what a bake writes.
     let ours = |path: &str| {
         let block = path.starts_with("block-") && path.ends_with(".mlpackage");
-        let named = [chain::HEAD, chain::EMBEDDING, chain::FILE_NAME, TOKENIZER, TOKENIZER_CONFIG].contains(&path);
-        Path::new(path).components().count() == 1 && (block || named)
+        let named = [chain::HEAD, chain::EMBEDDING, chain::ROPE, chain::FILE_NAME, TOKENIZER, TOKENIZER_CONFIG];
+        Path::new(path).components().count() == 1 && (block || named.contains(&path))
     };
     for name in previous.iter().flat_map(|previous| previous.paths()) {
         let path = out.join(name);

@@ -206,12 +206,14 @@ impl<'a> Planner<'a> {
             });
             weights.insert(planned.tensor.role.clone().into_owned(), value);
         }
+        let functions = package.functions.entries().into_iter();
+        let functions = functions.map(|(name, tokens)| (name.to_owned(), json!(package.rows(tokens))));
         let mut request = Map::new();
         for (name, value) in [
             ("part", json!(part)),
             ("hidden", json!(config.hidden)),
             ("rms_norm_eps", json!(config.rms_norm_eps)),
-            ("functions", json!(package.functions)),
+            ("functions", Value::Object(functions.collect())),
             ("compute_precision", json!(package.compute_precision)),
             ("norm", json!(package.norm)),
             ("target", json!(package.target)),

@@ -240,7 +240,7 @@ fn nearly_equal(package: &Package, left: &BlobUse, right: &BlobUse) -> bool {
 }
 
 /// Prefill at position 0, some decode steps, prefill and a decode step up to the last position, with states carried
-/// over. A part without a mask has no last position.
+/// over. A part without a cache has no last position.
 fn compare_outputs(functions: &[FunctionInfo], left: &Oracle, right: &Oracle, verdict: &mut Verdict) -> Result<()> {
     let function = |name: &str| functions.iter().find(|function| function.name == name);
     let (decode, prefill) = (function("decode"), function("prefill"));
@@ -250,7 +250,7 @@ fn compare_outputs(functions: &[FunctionInfo], left: &Oracle, right: &Oracle, ve
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut calls = vec![(prefill, 0)];
     calls.extend((0..DECODE_STEPS).map(|step| (decode, tokens + step)));
-    if let Some(context) = feature(decode, "causal_mask").and_then(|mask| sizes(mask).pop()) {
+    if let Some(context) = context(decode) {
         calls.extend([(prefill, context.saturating_sub(tokens)), (decode, context.saturating_sub(1))]);
         calls.retain(|&(_, position)| position < context);
     }
@@ -278,8 +278,18 @@ fn sizes(feature: &Feature) -> Vec<usize> {
     feature.shape.iter().map(|&size| size as usize).collect()
 }
 
-/// Inputs for a function's tokens at `position`: normal hidden states times [`ROW_SCALES`], a causal mask.
+/// Positions of the cache; none for a part without one.
+fn context(function: &FunctionInfo) -> Option<usize> {
+    match feature(function, "k_past") {
+        Some(past) => sizes(past).get(2).copied(),
+        None => feature(function, "causal_mask").and_then(|mask| sizes(mask).pop()),
+    }
+}
+
+/// Inputs for a function's rows at `position`: normal hidden states times [`ROW_SCALES`], a causal mask, and what else a
+/// part has. Cosines and sines need not be those of any angle.
 fn inputs(function: &FunctionInfo, position: usize, random: &mut Random) -> Result<Vec<(String, Array)>> {
+    let kept_outside = feature(function, "k_past").is_some();
     let mut values = Vec::with_capacity(function.inputs.len());
     for feature in &function.inputs {
         let array = match (&*feature.name, &sizes(feature)[..]) {
@@ -290,12 +300,30 @@ fn inputs(function: &FunctionInfo, position: usize, random: &mut Random) -> Resu
                     (0..count).map(|index| f16::from_f32(scale(index / width) * random.normal())).collect();
                 Array::f16(shape, &rows)
             }
-            ("causal_mask", shape @ &[_, _, tokens, context]) => {
-                let visible = |row: usize, column: usize| column <= position + row;
-                let row = |row| (0..context).map(move |column| if visible(row, column) { 0.0 } else { -1e4 });
-                Array::f16(shape, &(0..tokens).flat_map(row).map(f16::from_f32).collect::<Vec<_>>())
+            ("causal_mask", shape @ &[_, _, rows, columns]) => {
+                // With the cache as an input, the last columns are the rows themselves.
+                let own = if kept_outside { columns - rows } else { columns };
+                let visible = |row: usize, column: usize| match column.checked_sub(own) {
+                    Some(column) => column <= row,
+                    None => column < position + if kept_outside { 0 } else { row + 1 },
+                };
+                let row = |row| (0..columns).map(move |column| if visible(row, column) { 0.0 } else { -1e4 });
+                Array::f16(shape, &(0..rows).flat_map(row).map(f16::from_f32).collect::<Vec<_>>())
             }
             ("position_offset", &[1]) => Array::i32(&[1], &[i32::try_from(position).context("position beyond int32")?]),
+            ("rope_cos" | "rope_sin", shape @ &[_, _, rows, width]) => {
+                let values = std::iter::repeat_with(|| f16::from_f32(random.normal().clamp(-1.0, 1.0)));
+                Array::f16(shape, &values.take(rows * width).collect::<Vec<_>>())
+            }
+            ("write_mask", shape @ &[_, _, context, rows]) => {
+                let one = |place: usize| f16::from(u8::from(place / rows == position + place % rows));
+                Array::f16(shape, &(0..context * rows).map(one).collect::<Vec<_>>())
+            }
+            ("k_past" | "v_past", shape @ &[_, heads, context, width]) => {
+                let stored = |place: usize| place / width % context < position;
+                let mut value = |place| if stored(place) { f16::from_f32(random.normal()) } else { f16::ZERO };
+                Array::f16(shape, &(0..heads * context * width).map(&mut value).collect::<Vec<_>>())
+            }
             (name, shape) => bail!("input `{name}` of shape {shape:?} is none that a part has"),
         };
         values.push((feature.name.clone(), array));

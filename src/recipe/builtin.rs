@@ -23,10 +23,14 @@ macro_rules! built_in {
 /// Every built-in recipe, the flagship first.
 pub(super) const ALL: &[BuiltIn] = &[
     built_in!("int8-v1", frozen: false),
+    built_in!("int8-ane-v1", frozen: false),
+    built_in!("int8-io-v1", frozen: false),
     built_in!("int8-rtn-v1", frozen: true),
     built_in!("int8-rtn-f32-v1", frozen: true),
     built_in!("int8-block32-v1", frozen: true),
     built_in!("fp16-v1", frozen: true),
+    built_in!("fp16-ane-v1", frozen: false),
+    built_in!("fp16-io-v1", frozen: false),
 ];
 
 /// The built-in recipe of that name.

@@ -136,6 +136,7 @@ impl Default for Package {
             context: 512,
             norm: Norm::MaxScaled,
             kv: KvCache::Slice,
+            query: 1,
             functions: Functions::default(),
         }
     }

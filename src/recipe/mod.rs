@@ -101,10 +101,23 @@ pub struct Package {
     pub context: usize,
     /// How RMSNorm is written.
     pub norm: Norm,
-    /// How the key/value cache is kept.
+    /// Where keys and values are between calls. `slice`: in states, written at a position given as an integer. `mask`: in
+    /// states, rewritten through a one-hot mask; no integer in the graph, for the Neural Engine. `io`: with the caller,
+    /// as inputs and outputs.
     pub kv: KvCache,
+    /// The least width at which functions compute: narrower ones are given this many rows, the rest of which the caller
+    /// pads. The Neural Engine was seen to refuse widths 1 and 2. More than 1 needs `kv` `mask` or `io`.
+    #[schemars(range(min = 1, max = 64))]
+    pub query: usize,
     /// Functions and their tokens; this release takes `decode = 1` and `prefill` of 2 to 512.
     pub functions: Functions,
+}
+
+impl Package {
+    /// Rows of a function that takes so many tokens.
+    pub fn rows(&self, tokens: usize) -> usize {
+        tokens.max(self.query)
+    }
 }
 
 /// What the chain of packages must reach to pass.
@@ -330,6 +343,24 @@ impl Recipe {
                 .with_hint(format!("set `{key}` to at most {context}, or raise `package.context`"))
                 .into());
             }
+        }
+        let Package { query, kv, functions, .. } = document.package;
+        if query > 1 && kv == KvCache::Slice {
+            return Err(Fault::usage(format!(
+                "{}: `package.query` is {query}, but `package.kv` is `slice`, which would write the padding over the \
+                 last positions",
+                origin("package.query")
+            ))
+            .with_hint("set `package.kv` to `mask` or `io`, or `package.query` to 1")
+            .into());
+        }
+        if query > functions.prefill {
+            return Err(Fault::usage(format!(
+                "{}: `package.query` is {query}, more than `package.functions.prefill`, {}",
+                origin("package.query"),
+                functions.prefill
+            ))
+            .into());
         }
         if document.gate.prompts.is_empty() {
             return Err(Fault::usage(format!("{}: `gate.prompts` is empty", origin("gate.prompts")))

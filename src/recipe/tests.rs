@@ -67,6 +67,15 @@ fn built_in_recipes_mean_what_their_names_say() {
     assert_eq!(weights("int8-v1"), int8);
     assert_eq!(weights("int8-rtn-f32-v1"), int8);
     assert_eq!(weights("int8-block32-v1"), quantized(WeightDtype::Int8, Granularity::PerBlock, Some(32)));
+    for (name, kv) in [("ane", KvCache::Mask), ("io", KvCache::Io)] {
+        for (weights, base) in [("int8", "int8-v1"), ("fp16", "fp16-v1")] {
+            let (recipe, base) =
+                (Recipe::load(&format!("{weights}-{name}-v1"), &[]).unwrap(), Recipe::load(base, &[]).unwrap());
+            assert_eq!((&recipe.weights, &recipe.gate), (&base.weights, &base.gate));
+            assert_eq!(recipe.package, Package { kv, query: 4, ..base.package });
+            assert_eq!((recipe.package.rows(1), recipe.package.rows(64)), (4, 64));
+        }
+    }
     let precision = |name| Recipe::load(name, &[]).unwrap().package.compute_precision;
     assert_eq!(precision("int8-rtn-v1"), ComputePrecision::Float16);
     assert_eq!(precision("int8-rtn-f32-v1"), ComputePrecision::Float32);
@@ -77,6 +86,7 @@ fn frozen_recipes_keep_their_meaning() {
     let package = |precision: &str| {
         json!({
             "target": "macOS15", "compute_precision": precision, "context": 512, "norm": "max_scaled", "kv": "slice",
+            "query": 1,
             "functions": { "decode": 1, "prefill": 64 },
         })
     };
@@ -106,7 +116,8 @@ fn the_list_begins_with_the_flagship_and_says_that_it_is_not_frozen() {
     let list = list().unwrap();
     assert_eq!((list[0].name.as_str(), list[0].frozen), ("int8-v1", false));
     assert!(list[0].description.contains("Not yet frozen"));
-    assert_eq!(list.iter().filter(|entry| !entry.frozen).count(), 1);
+    let open: Vec<_> = list.iter().filter(|entry| !entry.frozen).map(|entry| &*entry.name).collect();
+    assert_eq!(open, ["int8-v1", "int8-ane-v1", "int8-io-v1", "fp16-ane-v1", "fp16-io-v1"]);
 }
 
 #[test]
@@ -151,10 +162,20 @@ fn wrong_types_words_and_ranges_name_value_and_what_is_allowed() {
         ("override = 3", "`override` is the integer 3, not an array"),
         ("name = 7", "`name` is the integer 7, not a string"),
         ("[weights]\ndtype = 'int9'", "`weights.dtype` is `int9`, not one of `float16`, `int8`, `int4`"),
-        ("[package]\nkv = 'ring'", "`package.kv` is `ring`, not `slice`"),
+        ("[package]\nkv = 'ring'", "`package.kv` is `ring`, not one of `slice`, `mask`, `io`"),
         ("[package]\nnorm = 'rms'", "`package.norm` is `rms`, not one of `max_scaled`, `layer_norm_pair`"),
         ("[package]\ntarget = 'macOS26'", "`package.target` is `macOS26`, not `macOS15`"),
         ("[weights]\nrounding = 'gptq'", "`weights.rounding` is `gptq`, not `nearest`"),
+        ("[package]\nquery = 0", "`package.query` is 0, not in 1..=64"),
+        ("[package]\nquery = 65", "`package.query` is 65, not in 1..=64"),
+        (
+            "[package]\nquery = 2",
+            "`package.query` is 2, but `package.kv` is `slice`, which would write the padding over the last positions",
+        ),
+        (
+            "[package]\nkv = 'mask'\nquery = 9\nfunctions.prefill = 8",
+            "`package.query` is 9, more than `package.functions.prefill`, 8",
+        ),
         ("[package]\ncontext = 32", "`package.context` is 32, not in 64..=131072"),
         ("[package]\ncontext = 131073", "`package.context` is 131073, not in 64..=131072"),
         ("[package]\nfunctions = { decode = 2 }", "`package.functions.decode` is 2, not 1"),
@@ -257,8 +278,8 @@ fn an_unknown_built_in_name_lists_and_suggests() {
     let error = Recipe::load("int8-rtn-v2", &[]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "no built-in recipe is named `int8-rtn-v2`; there are `int8-v1`, `int8-rtn-v1`, `int8-rtn-f32-v1`, \
-         `int8-block32-v1`, `fp16-v1`"
+        "no built-in recipe is named `int8-rtn-v2`; there are `int8-v1`, `int8-ane-v1`, `int8-io-v1`, \
+         `int8-rtn-v1`, `int8-rtn-f32-v1`, `int8-block32-v1`, `fp16-v1`, `fp16-ane-v1`, `fp16-io-v1`"
     );
     assert_eq!(hints(&error).collect::<Vec<_>>(), ["did you mean `int8-rtn-v1`?"]);
     let error = Recipe::load("mine", &[]).unwrap_err();
@@ -422,6 +443,7 @@ fn the_build_document_leaves_out_what_does_not_decide_bytes() {
         "package.context=1024",
         "package.functions.prefill=32",
         "package.norm=layer_norm_pair",
+        "package.kv=mask",
         "weights.dtype=int4",
         "weights.granularity=per_tensor",
     ] {
@@ -446,6 +468,7 @@ fn resolved_text_shows_each_value_with_its_origin() {
     context = 512  # fp16-v1 (built-in)
     norm = "max_scaled"  # fp16-v1 (built-in)
     kv = "slice"  # fp16-v1 (built-in)
+    query = 1  # default
 
     [package.functions]
     decode = 1  # fp16-v1 (built-in)
@@ -490,6 +513,7 @@ proptest! {
         prefill in 2usize..=512,
         precision in prop::sample::select(ComputePrecision::ALL),
         norm in prop::sample::select(Norm::ALL),
+        (kv, query) in prop_oneof![Just((KvCache::Slice, 1)), (prop::sample::select(KvCache::ALL), 1usize..=2)],
         weights in weight_keys(),
         overrides in prop::collection::vec(("[a-z.*\"'\\n]{1,8}", weight_keys()), 0..3),
         cosine in 0.0f64..=1.0,
@@ -503,6 +527,8 @@ proptest! {
             text += &format!("[model]\nsource = '{source}'\n");
         }
         text += &format!("[package]\ncontext = {context}\nfunctions.prefill = {prefill}\ncompute_precision = '{precision}'\nnorm = '{norm}'\n");
+        let query = if kv == KvCache::Slice { 1 } else { query };
+        text += &format!("kv = '{kv}'\nquery = {query}\n");
         text += &format!("[weights]\n{weights}[gate]\nmin_cosine = {cosine}\nmin_top1 = {top1}\nsteps = {steps}\nenforce = {enforce}\n");
         let prompts: Vec<toml::Value> = prompts.into_iter().map(toml::Value::String).collect();
         text += &format!("prompts = {}\n", toml::Value::Array(prompts));

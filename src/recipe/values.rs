@@ -8,6 +8,8 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use crate::chain::KvCache;
+
 macro_rules! words {
     ($($(#[$doc:meta])* $name:ident { $($(#[$case_doc:meta])* $case:ident = $word:literal,)+ })+) => {$(
         $(#[$doc])*
@@ -69,6 +71,21 @@ macro_rules! words {
     )+};
 }
 
+impl JsonSchema for KvCache {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "KvCache".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let words: Vec<&str> = Self::ALL.iter().map(|kv| kv.as_str()).collect();
+        json_schema!({ "type": "string", "enum": words })
+    }
+}
+
 /// A word that is none of an enum's cases.
 #[derive(Debug, thiserror::Error)]
 #[error("`{word}` is not one of {}", quoted(allowed))]
@@ -104,12 +121,6 @@ words! {
         MaxScaled = "max_scaled",
         /// `layer_norm` over `[x, -x]`, whose mean is zero.
         LayerNormPair = "layer_norm_pair",
-    }
-
-    /// How the key/value cache is kept in state.
-    KvCache {
-        /// New rows are written at `position_offset` with `slice_update`.
-        Slice = "slice",
     }
 
     /// How quantized weights relate to real ones.

@@ -7,8 +7,9 @@ use anyhow::{Context, Result, bail};
 use half::f16;
 use memmap2::Mmap;
 
+use super::step::{self, Kept, RopeTable, Step};
 use super::{Array, Arrays, Model, Runner, State};
-use crate::chain::{ChainFile, FunctionInfo};
+use crate::chain::{self, BlockInfo, ChainFile, FunctionInfo, KvCache};
 use crate::error::{Fault, OrFault};
 
 /// Logits for which of the tokens that are fed.
@@ -24,13 +25,14 @@ pub enum Rows {
 pub struct Chain {
     file: ChainFile,
     embedding: Mmap,
+    rope: Option<RopeTable>,
     blocks: Vec<Box<dyn Model>>,
     head: Box<dyn Model>,
 }
 
-/// One conversation: states of every block, and how many tokens they hold.
+/// One conversation: keys and values of every block, and how many tokens they hold.
 pub struct Session {
-    states: Vec<State>,
+    blocks: Vec<Kept>,
     head: State,
     position: usize,
 }
@@ -49,22 +51,20 @@ impl Chain {
     /// An input fault that names the file or package.
     pub fn open(out: &Path, runner: &dyn Runner) -> Result<Self> {
         let file = ChainFile::read(out)?;
-        let path = out.join(&file.embedding.path);
-        let embedding = map(&path).or_fault(|| Fault::input(format!("cannot map `{}`", path.display())))?;
-        let [rows, columns] = file.embedding.shape;
-        let wanted = rows.checked_mul(columns).and_then(|elements| elements.checked_mul(2));
-        if wanted != Some(embedding.len()) {
-            return Err(Fault::input(format!(
-                "`{}` has {} bytes, {rows} rows of {columns} float16 take {}",
-                path.display(),
-                embedding.len(),
-                wanted.map_or("too many".to_owned(), |bytes| bytes.to_string()),
-            ))
-            .into());
-        }
-        let blocks = file.blocks.iter().map(|block| runner.open(&out.join(&block.path))).collect::<Result<_>>()?;
+        let embedding = map(&out.join(&file.embedding.path), &file.embedding.shape)?;
+        let rope = RopeTable::of(&file, out, map)?;
+        let open = |block: &BlockInfo| {
+            let path = out.join(&block.path);
+            let model = runner.open(&path)?;
+            step::check(&file, model.as_ref()).or_fault(|| {
+                Fault::input(format!("`{}` is not what `{}` says", path.display(), chain::FILE_NAME))
+                    .with_hint("bake again: the folder holds parts of different bakes")
+            })?;
+            Ok(model)
+        };
+        let blocks = file.blocks.iter().map(open).collect::<Result<_>>()?;
         let head = runner.open(&out.join(&file.head.path))?;
-        Ok(Self { file, embedding, blocks, head })
+        Ok(Self { file, embedding, rope, blocks, head })
     }
 
     /// How the chain is wired.
@@ -82,8 +82,8 @@ impl Chain {
     /// # Errors
     /// The runner cannot make its states.
     pub fn begin(&self) -> Result<Session> {
-        let states = self.blocks.iter().map(|block| block.new_state()).collect::<Result<_>>()?;
-        Ok(Session { states, head: self.head.new_state()?, position: 0 })
+        let blocks = self.blocks.iter().map(|block| Kept::new(&self.file, block.as_ref())).collect::<Result<_>>()?;
+        Ok(Session { blocks, head: self.head.new_state()?, position: 0 })
     }
 
     /// Appends `tokens` to the conversation; gives the logits, `vocab` of them, after the last token or each of them.
@@ -121,11 +121,11 @@ impl Chain {
         while !rest.is_empty() {
             let function = self.function(session.position, rest.len());
             let (now, later) = rest.split_at(function.tokens.min(rest.len()));
-            let mut hidden = self.embed(now, function.tokens)?;
-            let (mask, position) = (self.mask(session.position, function.tokens), position(session.position));
-            for (index, (block, state)) in self.blocks.iter().zip(&mut session.states).enumerate() {
-                hidden = self
-                    .block(block.as_ref(), &function.name, hidden, mask.clone(), position.clone(), state)
+            let mut hidden = self.embed(now, function.rows)?;
+            let mut step = self.step(function, session.position, now.len());
+            for (index, (block, kept)) in self.blocks.iter().zip(&mut session.blocks).enumerate() {
+                hidden = step
+                    .run(block.as_ref(), hidden, kept)
                     .with_context(|| format!("block {index}, position {}", session.position))?;
                 watch(index, &hidden.floats()?[..now.len() * self.file.model.hidden]);
             }
@@ -150,7 +150,7 @@ impl Chain {
     pub fn block_alone(&self, index: usize, rows: &[f32]) -> Result<Vec<f32>> {
         let width = self.file.model.hidden;
         let block = self.blocks.get(index).with_context(|| format!("there is no block {index}"))?;
-        let mut state = block.new_state()?;
+        let mut kept = Kept::new(&self.file, block.as_ref())?;
         let (mut done, mut output) = (0, Vec::with_capacity(rows.len()));
         let count = rows.len() / width;
         if count > self.file.context {
@@ -159,9 +159,8 @@ impl Chain {
         while done < count {
             let function = self.function(done, count - done);
             let now = function.tokens.min(count - done);
-            let hidden = padded(&rows[done * width..(done + now) * width], width, function.tokens);
-            let mask = self.mask(done, function.tokens);
-            let result = self.block(block.as_ref(), &function.name, hidden, mask, position(done), &mut state)?;
+            let hidden = padded(&rows[done * width..(done + now) * width], width, function.rows);
+            let result = self.step(function, done, now).run(block.as_ref(), hidden, &mut kept)?;
             output.extend_from_slice(&result.floats()?[..now * width]);
             done += now;
         }
@@ -171,10 +170,15 @@ impl Chain {
     /// The function for the next call: of those that fit the context the one that needs the fewest calls for what is
     /// left, the smallest of equals.
     fn function(&self, position: usize, left: usize) -> &FunctionInfo {
-        let fits = |f: &&FunctionInfo| position + f.tokens <= self.file.context;
+        // Where the caller says what is stored, padding may pass the end.
+        let fits = |f: &&FunctionInfo| self.file.kv != KvCache::Slice || position + f.rows <= self.file.context;
         let functions = self.file.functions.iter().filter(fits);
-        let best = functions.min_by_key(|f| (left.div_ceil(f.tokens), f.tokens));
+        let best = functions.min_by_key(|f| (left.div_ceil(f.tokens), f.rows));
         best.unwrap_or(&self.file.functions[0])
+    }
+
+    fn step<'a>(&'a self, function: &'a FunctionInfo, position: usize, real: usize) -> Step<'a> {
+        Step::new(&self.file, self.rope.as_ref(), function, position, real)
     }
 
     fn embed(&self, tokens: &[u32], rows: usize) -> Result<Array> {
@@ -190,36 +194,7 @@ impl Chain {
         Ok(padded(&values, width, rows))
     }
 
-    /// [1, 1, tokens, context]: row i sees what lies at or before `position + i`.
-    fn mask(&self, position: usize, tokens: usize) -> Array {
-        let context = self.file.context;
-        let mut values = vec![self.file.mask.hidden; tokens * context];
-        for (i, row) in values.chunks_mut(context).enumerate() {
-            row[..=position + i].fill(self.file.mask.visible);
-        }
-        Array::float(&[1, 1, tokens, context], values)
-    }
-
-    fn block(
-        &self,
-        block: &dyn Model,
-        function: &str,
-        hidden: Array,
-        mask: Array,
-        position: Array,
-        state: &mut State,
-    ) -> Result<Array> {
-        let names = &self.file.interface;
-        let inputs = Arrays::from([
-            (names.hidden.clone(), hidden),
-            (names.mask.clone(), mask),
-            (names.position.clone(), position),
-        ]);
-        let mut outputs = block.predict(function, &inputs, state)?;
-        outputs.remove(&names.output).with_context(|| format!("it has no output `{}`", names.output))
-    }
-
-    /// Logits of some rows of `hidden`. One row goes through the function of one token.
+    /// Logits of some rows of `hidden`. One row goes through the narrowest function.
     fn head(
         &self,
         state: &mut State,
@@ -229,9 +204,9 @@ impl Chain {
     ) -> Result<Vec<Vec<f32>>> {
         let width = self.file.model.hidden;
         let single = &self.file.functions[0];
-        let (function, hidden, rows) = if rows.len() == 1 && function.tokens > 1 {
-            let row = hidden.floats()?[rows.start * width..rows.end * width].to_vec();
-            (single, Array::float(&[1, 1, width], row), 0..1)
+        let (function, hidden, rows) = if rows.len() == 1 && function.rows > single.rows {
+            let row = &hidden.floats()?[rows.start * width..rows.end * width];
+            (single, padded(row, width, single.rows), 0..1)
         } else {
             (function, hidden, rows)
         };
@@ -241,7 +216,7 @@ impl Chain {
         for part in &self.file.head.outputs {
             let array = outputs.get(&part.name).with_context(|| format!("the head has no output `{}`", part.name))?;
             let values = array.floats()?;
-            if values.len() != function.tokens * part.count {
+            if values.len() != function.rows * part.count {
                 bail!("output `{}` of the head has {} values", part.name, values.len());
             }
             for (row, logits) in rows.clone().zip(&mut logits) {
@@ -262,12 +237,26 @@ fn padded(values: &[f32], width: usize, rows: usize) -> Array {
     Array::float(&[1, rows, width], padded)
 }
 
-fn position(position: usize) -> Array {
-    Array::int(&[1], vec![i32::try_from(position).expect("contexts are below 2^31")])
-}
-
-fn map(path: &Path) -> Result<Mmap> {
-    let file = File::open(path)?;
-    // SAFETY: the map is read only; files of an output are replaced by rename, never rewritten in place.
-    Ok(unsafe { Mmap::map(&file) }?)
+/// A file of float16 of this shape.
+///
+/// # Errors
+/// An input fault that names it: it cannot be opened, or has another size.
+fn map(path: &Path, shape: &[usize]) -> Result<Mmap> {
+    let open = || -> Result<Mmap> {
+        let file = File::open(path)?;
+        // SAFETY: the map is read only; files of an output are replaced by rename, never rewritten in place.
+        Ok(unsafe { Mmap::map(&file) }?)
+    };
+    let mapped = open().or_fault(|| Fault::input(format!("cannot map `{}`", path.display())))?;
+    let wanted = shape.iter().try_fold(2usize, |bytes, &size| bytes.checked_mul(size));
+    if wanted != Some(mapped.len()) {
+        return Err(Fault::input(format!(
+            "`{}` has {} bytes, {shape:?} float16 take {}",
+            path.display(),
+            mapped.len(),
+            wanted.map_or("too many".to_owned(), |bytes| bytes.to_string()),
+        ))
+        .into());
+    }
+    Ok(mapped)
 }

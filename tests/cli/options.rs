@@ -10,7 +10,8 @@ fn bench() -> Bench {
 #[test]
 fn recipes_that_do_not_exist_or_cannot_be_read() {
     let bench = bench();
-    let list = "there are `int8-v1`, `int8-rtn-v1`, `int8-rtn-f32-v1`, `int8-block32-v1`, `fp16-v1`";
+    let list = "there are `int8-v1`, `int8-ane-v1`, `int8-io-v1`, `int8-rtn-v1`, `int8-rtn-f32-v1`, \
+                `int8-block32-v1`, `fp16-v1`, `fp16-ane-v1`, `fp16-io-v1`";
     refused(
         &convert(&bench, &["--recipe", "int8-v2"]),
         2,

@@ -192,7 +192,7 @@ fn the_chain_says_how_the_packages_are_wired() {
         let [block, head] = [&block, &head].map(|report| &report["functions"][number]);
         assert_eq!((&block["name"], &head["name"]), (&json!(function.name), &json!(function.name)));
         let interface = &chain.interface;
-        let mut inputs = vec![interface.hidden.clone(), interface.mask.clone(), interface.position.clone()];
+        let mut inputs = vec![interface.hidden.clone(), interface.mask.clone(), interface.position.clone().unwrap()];
         let mut found = names(&block["inputs"]);
         inputs.sort();
         found.sort();

@@ -78,7 +78,7 @@ impl Chain {
             let inputs = [
                 (names.hidden.as_str(), &hidden_state),
                 (&names.mask, &causal_mask),
-                (&names.position, &position_offset),
+                (names.position.as_ref().unwrap(), &position_offset),
             ];
             let (name, output) = oracle.predict(function, &inputs, state).unwrap().remove(0);
             assert_eq!(name, names.output);
