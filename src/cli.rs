@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
+use crate::lint::Severity;
 use crate::mil::Arithmetic;
 use crate::runner::coreml::ComputeUnits;
 
@@ -12,7 +13,7 @@ use crate::runner::coreml::ComputeUnits;
 #[derive(Debug, Parser)]
 #[command(name = "anebake", version, about, max_term_width = 110, propagate_version = true)]
 #[command(after_help = "Start with:\n  anebake convert --model sample\n  anebake inspect out/block-00.mlpackage\n\n\
-                        Exit status:\n    0  done\n    1  a check said no (gate, verify, diff, cache verify)\n    \
+                        Exit status:\n    0  done\n    1  a check said no (gate, lint, verify, diff, cache verify)\n    \
                         2  command line or recipe\n    3  environment: Python, coremltools\n    \
                         4  input or disk: checkpoint, hub, cache, output\n    \
                         5  --frozen, and a block is not in the cache\n  130  interrupted; the same command resumes")]
@@ -64,6 +65,8 @@ pub enum Command {
     Verify(Verify),
     /// Judge a baked chain: does it say what its model says?
     Gate(Gate),
+    /// Find what is known to fail: in a recipe, a package or an output folder
+    Lint(Lint),
     /// Continue a prompt with a baked chain, on any system
     Run(Run),
     /// Find out which graphs this machine's Neural Engine takes
@@ -150,6 +153,9 @@ pub struct Convert {
     /// Do not judge the baked chain; `anebake gate` does it later
     #[arg(long)]
     pub no_gate: bool,
+    /// Bake although this lint rule finds an error; may be repeated
+    #[arg(long, value_name = "ID")]
+    pub allow: Vec<String>,
 }
 
 /// `anebake plan`.
@@ -316,6 +322,40 @@ pub struct Gate {
     /// Where the chain fails, do not look for weights to keep in float16
     #[arg(long)]
     pub no_hints: bool,
+}
+
+/// `anebake lint`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  anebake lint int8-v1\n  anebake lint out\n  anebake lint Other.mlpackage --ane\n  anebake \
+                        lint --explain weights-per-block\n\nReads, and runs nothing: a rule knows what has failed \
+                        elsewhere, and what is said about the Neural Engine (ANE) is an estimate. `anebake smoke` on a \
+                        Mac shows what happens.\n\nA recipe whose `smoke.require` names `ane`, and --ane, make errors of \
+                        what is sure to keep ops off the ANE. Exit status 1 where an error is found (--deny moves the \
+                        threshold)."
+)]
+pub struct Lint {
+    /// A recipe (name or .toml), a `.mlpackage`, or a folder of packages
+    #[arg(value_name = "RECIPE|PACKAGE|OUT", required_unless_present_any = ["explain", "list"])]
+    pub subject: Option<String>,
+    /// Override a recipe key, for instance `--set package.kv=mask`; may be repeated; with a recipe only
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Judge it as meant for the ANE, whatever the recipe demands
+    #[arg(long)]
+    pub ane: bool,
+    /// Take what this rule finds as wanted; may be repeated
+    #[arg(long, value_name = "ID")]
+    pub allow: Vec<String>,
+    /// Least severity that makes the exit status 1: `error`, `warn` or `info`
+    #[arg(long, value_name = "SEVERITY", default_value = "error")]
+    pub deny: Severity,
+    /// Say all that is known about a rule
+    #[arg(long, value_name = "ID", conflicts_with_all = ["subject", "list"])]
+    pub explain: Option<String>,
+    /// List the rules
+    #[arg(long, conflicts_with = "subject")]
+    pub list: bool,
 }
 
 /// `anebake run`.

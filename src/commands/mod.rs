@@ -9,6 +9,7 @@ mod explain;
 mod gate;
 mod inspect;
 mod judge;
+mod lint;
 mod plan;
 mod probe;
 mod recipe;
@@ -60,6 +61,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
         Command::Diff(options) => diff::run(options, ui),
         Command::Verify(options) => verify::run(options, global, ui),
         Command::Gate(options) => gate::run(options, global, ui),
+        Command::Lint(options) => lint::run(options, global, ui),
         Command::Run(options) => run::run(options, ui),
         Command::Probe(options) => probe::run(options, global, ui),
         Command::Doctor => doctor::run(global, ui),
