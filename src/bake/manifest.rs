@@ -1,6 +1,7 @@
 //! `manifest.json`: what an output folder holds, where it came from and how it was made.
 //!
-//! Everything but `timings` and the results of gate and smoke is decided by the inputs; no absolute path, host or date is in it.
+//! Everything but `timings` and the results of gate, lint and smoke is decided by the inputs; no absolute path, host or
+//! date is in it.
 
 use std::path::Path;
 
@@ -50,6 +51,9 @@ pub struct BakeManifest {
     /// What the gate said of these very packages; absent until it has run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate: Option<Value>,
+    /// What lint found in these very packages, by rule; absent until it has looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lint: Option<Value>,
     /// What smoke found with these very packages; absent until it has run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub smoke: Option<Value>,
@@ -217,6 +221,7 @@ impl BakeManifest {
             head,
             files: flat,
             gate: None,
+            lint: None,
             smoke: None,
             timings: Timings { seconds: milliseconds(seconds), parts: outcomes.iter().map(timing).collect() },
         })
@@ -251,13 +256,13 @@ impl BakeManifest {
         self.packages().map(|record| &*record.path).chain(self.files.iter().map(|file| &*file.path))
     }
 
-    /// Whether two manifests describe the same bake: all but what is in the output, gate, smoke and timings.
+    /// Whether two manifests describe the same bake: all but what is in the output, gate, lint, smoke and timings.
     pub fn same_bake(&self, other: &Self) -> bool {
         let head = |m: &Self| (m.schema, m.anebake.clone(), m.engine.clone(), m.model.clone());
         head(self) == head(other) && self.recipe == other.recipe && self.tools == other.tools
     }
 
-    /// Whether two manifests are equal but for gate, smoke and timings.
+    /// Whether two manifests are equal but for gate, lint, smoke and timings.
     pub fn same_content<'a>(&'a self, other: &'a Self) -> bool {
         let content = |m: &'a Self| (&m.blocks, &m.head, &m.files);
         self.same_bake(other) && content(self) == content(other)

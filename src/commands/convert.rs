@@ -8,6 +8,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::judge::{Judgement, judge};
+use super::lint::{Linted, lint_packages, lint_recipe};
 use super::{Opened, default_jobs, smoke, total_size};
 use crate::bake::ends;
 use crate::bake::manifest::BakeManifest;
@@ -40,6 +41,7 @@ struct Summary<'a> {
     bytes: u64,
     seconds: f64,
     python_started: bool,
+    lint: &'a Linted,
     gate: &'a Judgement,
     smoke: &'a smoke::Outcome,
 }
@@ -48,6 +50,7 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
     let start = Instant::now();
     let opened =
         Opened::new(&options.selection, options.baker.engine.into(), |layers| options.parts.of(layers), global, ui)?;
+    let mut linted = lint_recipe(&opened, &options.allow)?;
     let run_options =
         Options { jobs: options.jobs.unwrap_or_else(default_jobs), force: options.force, frozen: options.frozen };
     let bake = opened.bake(&opened.plan);
@@ -106,7 +109,11 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
     if !ui.is_json() {
         report(options, &opened, &outcomes, seconds, ui);
     }
-    let judgement = if options.no_gate {
+    lint_packages(&opened, &options.out, published.lint, &options.allow, &mut linted)?;
+    linted.warn(&options.out, ui);
+    let judgement = if linted.errors > 0 {
+        Judgement::skipped("lint found errors")
+    } else if options.no_gate {
         Judgement::skipped("--no-gate")
     } else if opened.plan.chain.is_none() {
         Judgement::skipped("only some parts were baked")
@@ -135,16 +142,14 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
             bytes: total_size(&outcomes),
             seconds,
             python_started: coremltools::started(),
+            lint: &linted,
             gate: &judgement,
             smoke: &smoke,
         })?;
     }
     let failed = judgement.passed == Some(false) && opened.recipe.gate.enforce;
-    Ok(if failed || smoke.passed == Some(false) {
-        ExitCode::from(Status::CheckFailed as u8)
-    } else {
-        ExitCode::SUCCESS
-    })
+    let failed = failed || linted.errors > 0 || smoke.passed == Some(false);
+    Ok(if failed { ExitCode::from(Status::CheckFailed as u8) } else { ExitCode::SUCCESS })
 }
 
 fn blocks(outcomes: &[Outcome]) -> usize {

@@ -9,7 +9,9 @@ mod explain;
 mod gate;
 mod inspect;
 mod judge;
+mod lint;
 mod plan;
+mod probe;
 mod recipe;
 mod run;
 mod smoke;
@@ -60,9 +62,11 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
         Command::Diff(options) => diff::run(options, ui),
         Command::Verify(options) => verify::run(options, global, ui),
         Command::Gate(options) => gate::run(options, global, ui),
+        Command::Lint(options) => lint::run(options, global, ui),
         Command::Smoke(options) => smoke::run(options, global, ui),
         Command::SmokeChild(options) => smoke::child(options),
         Command::Run(options) => run::run(options, ui),
+        Command::Probe(options) => probe::run(options, global, ui),
         Command::Doctor => doctor::run(global, ui),
         Command::Recipe(command) => recipe::run(command, ui),
         Command::Cache(command) => cache::run(command, global, ui),

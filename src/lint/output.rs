@@ -11,7 +11,7 @@ use crate::bake::manifest::{self, BakeManifest};
 use crate::chain;
 
 /// Where this project says what an output folder is.
-const README: &str = "https://github.com/apple/coremltools";
+const README: &str = "README.md#the-ends-of-the-chain";
 
 /// A folder of packages.
 #[derive(Debug, Default)]

@@ -108,10 +108,37 @@ pub fn output(path: &Path, ane: bool) -> Result<Report> {
     let mut output = Output::open(path)?;
     let demanded = output.manifest.as_ref().is_some_and(|manifest| demands_ane(&manifest.recipe));
     let mut report = Report::new("output", path.display().to_string(), ane || demanded);
+    judge_packages(&mut output, &mut report);
+    let tools = output.manifest.as_ref().map(|manifest| Tools::recorded(&manifest.tools));
+    for rule in rules() {
+        let mut found = Found::default();
+        match (rule.check, &tools) {
+            (Check::Output(check), _) => check(&output, &mut found),
+            (Check::Environment(check), Some(tools)) => check(tools, &mut found),
+            _ => {}
+        }
+        report.add(rule, &[], &found);
+    }
+    Ok(report)
+}
+
+/// Lints the packages of a folder, and nothing else of it. `ane` demands the ANE.
+///
+/// # Errors
+/// The folder's manifest cannot be read.
+pub fn packages(path: &Path, ane: bool) -> Result<Report> {
+    let mut output = Output::open(path)?;
+    let mut report = Report::new("output", path.display().to_string(), ane);
+    judge_packages(&mut output, &mut report);
+    Ok(report)
+}
+
+/// Applies the rules of programs and packages; equal programs are judged once.
+fn judge_packages(output: &mut Output, report: &mut Report) {
     let mut programs: Vec<Vec<String>> = Vec::new();
     let mut known: HashMap<[u8; 32], usize> = HashMap::new();
     for name in output.packages.clone() {
-        match program_digest(&path.join(&name)) {
+        match program_digest(&output.path.join(&name)) {
             Ok(digest) => {
                 let index = *known.entry(digest).or_insert(programs.len());
                 match programs.get_mut(index) {
@@ -125,13 +152,13 @@ pub fn output(path: &Path, ane: bool) -> Result<Report> {
     for names in &programs {
         let mut judged_program = false;
         for name in names {
-            let judged = Package::open(&path.join(name)).and_then(|opened| {
+            let judged = Package::open(&output.path.join(name)).and_then(|opened| {
                 let view = PackageView::new(&opened)?;
                 output.programs += view.graph.functions.len();
                 if !std::mem::replace(&mut judged_program, true) {
-                    graph_rules(&view, names, &mut report);
+                    graph_rules(&view, names, report);
                 }
-                package_rules(&view, std::slice::from_ref(name), &mut report);
+                package_rules(&view, std::slice::from_ref(name), report);
                 Ok(())
             });
             if let Err(error) = judged {
@@ -139,17 +166,6 @@ pub fn output(path: &Path, ane: bool) -> Result<Report> {
             }
         }
     }
-    let tools = output.manifest.as_ref().map(|manifest| Tools::recorded(&manifest.tools));
-    for rule in rules() {
-        let mut found = Found::default();
-        match (rule.check, &tools) {
-            (Check::Output(check), _) => check(&output, &mut found),
-            (Check::Environment(check), Some(tools)) => check(tools, &mut found),
-            _ => {}
-        }
-        report.add(rule, &[], &found);
-    }
-    Ok(report)
 }
 
 /// Tells equal programs.

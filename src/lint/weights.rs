@@ -432,11 +432,16 @@ const GLOBAL: &[super::Evidence] = &[
     seen(Measured, "2026-11-29", "https://apple.github.io/coremltools/docs-guides/source/opt-quantization-api.html"),
 ];
 
-/// Every op that decompresses a constant.
+/// Every op that decompresses a constant, once for all functions that share it.
 fn each_compressed<'g, 'a>(graph: &'g Graph<'a>, mut see: impl FnMut(&'g Function<'a>, &'g Op<'a>)) {
+    let mut known = BTreeSet::new();
     for function in &graph.functions {
         for op in function.ops.iter().filter(|op| is_compressed(op)) {
-            see(function, op);
+            let slots = ["data", "quantized_data", "indices", "nonzero_data"];
+            let stored = slots.iter().find_map(|slot| graph.entry(function.constant(op, slot)?));
+            if stored.is_none_or(|entry| known.insert((op.name(), entry.offset))) {
+                see(function, op);
+            }
         }
     }
 }
@@ -535,7 +540,6 @@ struct Blockwise<'a> {
 
 /// Every weight with scales, each once for all functions that share it.
 fn blockwise<'a>(view: &PackageView<'a>) -> Vec<Blockwise<'a>> {
-    let mut known = BTreeSet::new();
     let mut list = Vec::new();
     each_compressed(&view.graph, |function, op| {
         let (data, scale) = match op.kind() {
@@ -545,10 +549,6 @@ fn blockwise<'a>(view: &PackageView<'a>) -> Vec<Blockwise<'a>> {
         };
         let Some(scale) = function.constant(op, scale) else { return };
         let entry = function.constant(op, data).and_then(|value| view.graph.entry(value));
-        let key = (entry.map(|entry| entry.offset), view.graph.entry(scale).map(|entry| entry.offset));
-        if key != (None, None) && !known.insert(key) {
-            return;
-        }
         let Some(scales) = view.graph.floats(scale, MOST_SCALES) else { return };
         let zero_point = function.constant(op, "offset").or_else(|| function.constant(op, "zero_point"));
         list.push(Blockwise {
