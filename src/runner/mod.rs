@@ -123,14 +123,17 @@ impl Array {
         }
     }
 
-    /// The floats, to be changed.
+    /// The floats, to be changed; those that a device keeps are read from it, and kept here from then on.
     ///
     /// # Errors
-    /// It holds integers.
+    /// It holds integers, or the device does not give them.
     pub fn floats_mut(&mut self) -> Result<&mut [f32]> {
+        if let Data::Held(held) = &self.data {
+            self.data = Data::Float(held.floats()?.to_vec());
+        }
         match &mut self.data {
             Data::Float(values) => Ok(values),
-            Data::Int(_) => bail!("integers where floats were expected"),
+            Data::Int(_) | Data::Held(_) => bail!("integers where floats were expected"),
         }
     }
 }
