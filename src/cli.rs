@@ -7,6 +7,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::lint::Severity;
 use crate::mil::Arithmetic;
+use crate::runner::coreml::ComputeUnits;
 
 /// Bakes the checkpoint of a transformer language model into Core ML packages, one per transformer block.
 #[derive(Debug, Parser)]
@@ -68,6 +69,8 @@ pub enum Command {
     Lint(Lint),
     /// Continue a prompt with a baked chain, on any system
     Run(Run),
+    /// Find out which graphs this machine's Neural Engine takes
+    Probe(Probe),
     /// Check the environment and say how to mend it
     Doctor,
     /// List, show and check recipes
@@ -237,6 +240,37 @@ pub struct Verify {
 pub enum Witness {
     /// coremltools' own conversion and quantization.
     Coremltools,
+}
+
+/// `anebake probe`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  anebake probe\n  anebake probe ladder --results my-mac.json\n  anebake probe ladder --only \
+                        block-mask,block-io\n\nMakes a ladder of small packages, from one norm to 28 blocks in one \
+                        package, each of which asks one question: RMSNorm, RoPE, attention, the MLP, a block by how it \
+                        keeps keys and values, rows of a call, kinds of weights, deployment targets. The reference \
+                        runner is compared with coremltools' own meaning of every package. On a Mac each package is then \
+                        run by Core ML in a process of its own, and the end is a table of what this machine takes and \
+                        the recipe to bake by. Made elsewhere, the folder can be carried to a Mac, which needs no Python.\n\n\
+                        Results hold facts about the chip and the system, no names and no paths: share them.\n\
+                        Exit status 1 where the reference runner disagrees."
+)]
+pub struct Probe {
+    /// Folder of the ladder; what it lacks is made
+    #[arg(value_name = "DIR", default_value = "ladder")]
+    pub dir: PathBuf,
+    /// Only these packages, by name
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Also write the results to a file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub results: Option<PathBuf>,
+    /// Which processors Core ML may use
+    #[arg(long, value_name = "UNITS", default_value_t)]
+    pub units: ComputeUnits,
+    /// Seconds after which a package counts as hanging
+    #[arg(long, value_name = "SECONDS", default_value = "120")]
+    pub time_limit: std::num::NonZeroU32,
 }
 
 /// `anebake gate`.

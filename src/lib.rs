@@ -22,6 +22,7 @@
 //! | [`commands`] | one file for each subcommand; no algorithms |
 //! | [`ui`] | the only printer |
 //! | [`cli`] | what the command line can say |
+//! | [`probe`] | which graphs a machine's Neural Engine takes |
 //! | [`gate`] | whether a chain says what its model says |
 //! | [`lint`] | what is known to go wrong: rules over recipe, package and environment; failures by their text |
 //! | [`bake`] | plan, template, stamp, pipeline, output |
@@ -51,6 +52,7 @@ pub mod gate;
 pub mod lint;
 pub mod mil;
 pub mod mlpackage;
+pub mod probe;
 pub mod quant;
 pub mod recipe;
 pub mod runner;

@@ -115,7 +115,9 @@ def rungs() -> list[Rung]:
     found.append(Rung("two-functions", "query", "two functions that share weights and states", request))
     for name in list(SCHEMES)[1:]:
         identifier = name.replace(" ", "-")
-        found.append(Rung(f"weights-{identifier}", "weights", f"a block with weights in {name}", weights=name))
+        found.append(
+            Rung(f"weights-{identifier}", "weights", f"a block with weights in {name}", weights=name, part="stateless")
+        )
     for count in (2, 4, 8, 14, 28):
         found.append(
             Rung(f"stack-{count}", "stack", f"{count} blocks in one package, {2 * count} states", blocks=count)

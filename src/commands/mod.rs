@@ -11,6 +11,7 @@ mod inspect;
 mod judge;
 mod lint;
 mod plan;
+mod probe;
 mod recipe;
 mod run;
 mod verify;
@@ -62,6 +63,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
         Command::Gate(options) => gate::run(options, global, ui),
         Command::Lint(options) => lint::run(options, global, ui),
         Command::Run(options) => run::run(options, ui),
+        Command::Probe(options) => probe::run(options, global, ui),
         Command::Doctor => doctor::run(global, ui),
         Command::Recipe(command) => recipe::run(command, ui),
         Command::Cache(command) => cache::run(command, global, ui),

@@ -111,7 +111,8 @@ pub(super) fn run(options: &Run, ui: &Ui) -> Result<ExitCode> {
             overflow = Some((op, token_of(call, file.model.hidden)));
         }
     };
-    let generated = generate(&chain, &input.tokens, &limits, &mut sampler, &mut |token| output.take(token), &mut watch);
+    let watch = headroom.is_some().then_some(&mut watch as &mut dyn FnMut(Call<'_>));
+    let generated = generate(&chain, &input.tokens, &limits, &mut sampler, &mut |token| output.take(token), watch);
     let text = output.finish()?;
     let headroom = headroom.map(|headroom| HeadroomReport {
         ops: headroom.ops().into_iter().map(Op::from).collect(),

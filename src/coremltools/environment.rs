@@ -3,7 +3,7 @@
 use super::interpreter::linked_version;
 use crate::error::Fault;
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,8 @@ const NUMPY_BELOW: (u32, u32) = (2, 4);
 pub(super) const SETUP: &str = "run `make setup`, or name an interpreter that has it in `ANEBAKE_PYTHON`";
 
 /// Versions of what decides a package's bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ToolVersions {
     /// coremltools, for instance `9.0`.
     pub coremltools: String,

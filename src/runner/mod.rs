@@ -123,7 +123,7 @@ impl Array {
         }
     }
 
-    /// The floats, to be changed; those that a device keeps are read from it, and kept here from then on.
+    /// The floats, to be changed; those that a device keeps are copied from it first.
     ///
     /// # Errors
     /// It holds integers, or the device does not give them.
@@ -133,7 +133,7 @@ impl Array {
         }
         match &mut self.data {
             Data::Float(values) => Ok(values),
-            Data::Int(_) | Data::Held(_) => bail!("integers where floats were expected"),
+            Data::Held(_) | Data::Int(_) => bail!("integers where floats were expected"),
         }
     }
 }

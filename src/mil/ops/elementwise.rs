@@ -10,9 +10,9 @@ use crate::mil::result_elements;
 use crate::mil::value::{Dtype, float_tensor, floats, int_tensor, ints, with_floats};
 
 pub(super) fn register(registry: &mut Registry) {
-    registry.computes("add", |call| binary(call, Tensor::broadcast_add));
-    registry.computes("sub", |call| binary(call, Tensor::broadcast_sub));
-    registry.computes("mul", |call| binary(call, Tensor::broadcast_mul));
+    registry.computes("add", |call| arithmetic(call, |x, y| x + y, Tensor::broadcast_add));
+    registry.computes("sub", |call| arithmetic(call, |x, y| x - y, Tensor::broadcast_sub));
+    registry.computes("mul", |call| arithmetic(call, |x, y| x * y, Tensor::broadcast_mul));
     registry.computes("maximum", |call| pairwise(call, larger, |x, y| Some(x.max(y))));
     registry.computes("minimum", |call| pairwise(call, smaller, |x, y| Some(x.min(y))));
     registry.computes("real_div", real_div);
@@ -125,15 +125,85 @@ pub(super) fn binary(
     Ok(vec![f(&x, &y)?])
 }
 
-/// Pairs of elements, floats by `f`, integers by `g`, which refuses what has no result.
-fn pairwise(call: &Call<'_>, f: impl Fn(f32, f32) -> f32, g: impl Fn(i64, i64) -> Option<i64>) -> Result<Vec<Tensor>> {
+/// Operands broadcast against each other, floats by `f`, integers by `g`.
+fn arithmetic(
+    call: &Call<'_>,
+    f: impl Fn(f32, f32) -> f32 + Copy,
+    g: impl Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>,
+) -> Result<Vec<Tensor>> {
     let (x, y) = operands(call)?;
+    Ok(vec![if x.dtype() == DType::F32 { broadcast(&x, &y, f)? } else { g(&x, &y)? }])
+}
+
+/// An axis of a result: its size, and how far its neighbours lie from each other in either operand, 0 where one is
+/// repeated.
+#[derive(Clone, Copy)]
+struct Axis {
+    size: usize,
+    steps: [usize; 2],
+}
+
+/// `f` of each pair of floats, on this core alone: candle shares such work out to threads that wait for each other by
+/// spinning, which costs more than it saves wherever cores have other work.
+fn broadcast(x: &Tensor, y: &Tensor, f: impl Fn(f32, f32) -> f32 + Copy) -> Result<Tensor> {
+    let shape = x.shape().broadcast_shape_binary_op(y.shape(), "operands")?;
+    let sizes = shape.dims();
+    // Innermost first; neighbours that lie in memory as one axis would are one.
+    let mut axes: Vec<Axis> = Vec::with_capacity(sizes.len());
+    let mut strides = [1, 1];
+    for (depth, &size) in sizes.iter().rev().enumerate() {
+        let mut steps = [0, 0];
+        for (operand, dims) in [x.dims(), y.dims()].into_iter().enumerate() {
+            let own = dims.len().checked_sub(depth + 1).map_or(1, |axis| dims[axis]);
+            if own > 1 {
+                steps[operand] = strides[operand];
+            }
+            strides[operand] *= own;
+        }
+        match axes.last_mut() {
+            _ if size == 1 => {}
+            Some(inner) if steps == inner.steps.map(|step| step * inner.size) => inner.size *= size,
+            _ => axes.push(Axis { size, steps }),
+        }
+    }
+    if axes.is_empty() {
+        axes.push(Axis { size: 1, steps: [0, 0] });
+    }
+    let mut values = Vec::with_capacity(shape.elem_count());
+    if shape.elem_count() > 0 {
+        with_floats(x, |x| with_floats(y, |y| walk(&axes, x, y, f, &mut values)))??;
+    }
+    float_tensor(values, sizes)
+}
+
+/// Appends `f` of each pair; `x` and `y` begin with the first.
+fn walk(axes: &[Axis], x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32 + Copy, out: &mut Vec<f32>) {
+    let Some((&Axis { size, steps }, inner)) = axes.split_last() else { return };
+    if inner.is_empty() {
+        return match steps {
+            [0, 0] => out.extend(std::iter::repeat_n(f(x[0], y[0]), size)),
+            [_, 0] => out.extend(x[..size].iter().map(|&x| f(x, y[0]))),
+            [0, _] => out.extend(y[..size].iter().map(|&y| f(x[0], y))),
+            [_, _] => out.extend(x[..size].iter().zip(&y[..size]).map(|(&x, &y)| f(x, y))),
+        };
+    }
+    for i in 0..size {
+        walk(inner, &x[i * steps[0]..], &y[i * steps[1]..], f, out);
+    }
+}
+
+/// Pairs of elements, floats by `f`, integers by `g`, which refuses what has no result.
+fn pairwise(
+    call: &Call<'_>,
+    f: impl Fn(f32, f32) -> f32 + Copy,
+    g: impl Fn(i64, i64) -> Option<i64>,
+) -> Result<Vec<Tensor>> {
+    let (x, y) = operands(call)?;
+    if x.dtype() == DType::F32 {
+        return Ok(vec![broadcast(&x, &y, f)?]);
+    }
     let shape = x.shape().broadcast_shape_binary_op(y.shape(), "operands")?;
     let (x, y) = (x.broadcast_as(&shape)?, y.broadcast_as(&shape)?);
-    if x.dtype() == DType::F32 {
-        let values = floats(&x)?.into_iter().zip(floats(&y)?).map(|(x, y)| f(x, y)).collect();
-        return Ok(vec![float_tensor(values, shape.dims())?]);
-    }
     let pairs = ints(&x)?.into_iter().zip(ints(&y)?);
     let values = pairs
         .map(|(x, y)| g(x, y).ok_or_else(|| anyhow::anyhow!("{x} and {y} have no result")))
@@ -154,7 +224,7 @@ pub(super) fn operands(call: &Call<'_>) -> Result<(Tensor, Tensor)> {
 /// Division; that of integers is rounded towards zero.
 fn real_div(call: &Call<'_>) -> Result<Vec<Tensor>> {
     if call.dtype("x")?.is_float() {
-        return binary(call, Tensor::broadcast_div);
+        return arithmetic(call, |x, y| x / y, Tensor::broadcast_div);
     }
     pairwise(call, |x, y| x / y, i64::checked_div)
 }

@@ -38,6 +38,30 @@ pub(in crate::mil) fn floats(weights: &[f32], x: &[f32]) -> f32 {
     portable::sum(weights.iter().copied(), x)
 }
 
+/// Σ w·x of two rows of float16 weights with each of four vectors.
+pub(super) fn halves_by_four(rows: [&[u8]; 2], x: [&[f32]; 4]) -> [[f32; 4]; 2] {
+    debug_assert!(x.iter().all(|x| rows.iter().all(|row| row.len() == x.len() * 2)));
+    #[cfg(target_arch = "x86_64")]
+    if x86::available() {
+        // SAFETY: the CPU has the features that the function is compiled for.
+        return unsafe { x86::halves_by_four(rows, x) };
+    }
+    rows.map(|row| x.map(|x| halves(row, x)))
+}
+
+/// Σ (q·scale)·x of two rows of int8 weights with each of four vectors; with `round`, each product q·scale is a float16.
+pub(super) fn int8_by_four(rows: [&[u8]; 2], scales: [f32; 2], round: bool, x: [&[f32]; 4]) -> [[f32; 4]; 2] {
+    debug_assert!(x.iter().all(|x| rows.iter().all(|row| row.len() == x.len())));
+    #[cfg(target_arch = "x86_64")]
+    if x86::available() {
+        // SAFETY: the CPU has the features that the function is compiled for.
+        return unsafe {
+            if round { x86::int8_by_four::<true>(rows, scales, x) } else { x86::int8_by_four::<false>(rows, scales, x) }
+        };
+    }
+    std::array::from_fn(|row| x.map(|x| int8(rows[row], scales[row], round, x)))
+}
+
 /// `out += factor * row`
 pub(in crate::mil) fn add_scaled(row: &[f32], factor: f32, out: &mut [f32]) {
     debug_assert_eq!(row.len(), out.len());
@@ -216,6 +240,55 @@ mod x86 {
         sum + portable::sum(weights[done..].iter().copied(), &x[done..])
     }
 
+    /// Σ w·x of two rows with each of four vectors, `weights(row, i)` being vector i of a row: each vector is loaded once
+    /// for both rows, each weight once for all four. Also how many elements it took.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn sums_by_four(x: [&[f32]; 4], weights: impl Fn(usize, usize) -> __m256) -> ([[f32; 4]; 2], usize) {
+        let [a, b, c, d] = x.map(|x| x.as_chunks::<LANES>().0);
+        let mut sums = [[_mm256_setzero_ps(); 4]; 2];
+        for (i, (((a, b), c), d)) in a.iter().zip(b).zip(c).zip(d).enumerate() {
+            let x = [load(a), load(b), load(c), load(d)];
+            for row in 0..2 {
+                let weight = weights(row, i);
+                for column in 0..4 {
+                    sums[row][column] = _mm256_fmadd_ps(weight, x[column], sums[row][column]);
+                }
+            }
+        }
+        let zero = _mm256_setzero_ps();
+        let mut totals = [[0.0; 4]; 2];
+        for row in 0..2 {
+            for column in 0..4 {
+                totals[row][column] = total([sums[row][column], zero, zero, zero]);
+            }
+        }
+        (totals, a.len() * LANES)
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn halves_by_four(rows: [&[u8]; 2], x: [&[f32]; 4]) -> [[f32; 4]; 2] {
+        let packed = rows.map(|row| row.as_chunks::<{ 2 * LANES }>().0);
+        let (sums, done) = sums_by_four(x, |row, i| load_halves(&packed[row][i]));
+        let tail = |row: usize| rows[row][2 * done..].as_chunks::<2>().0.iter();
+        let rest = |row, column: usize| {
+            portable::sum(tail(row).map(|bytes| half::f16::from_le_bytes(*bytes).to_f32()), &x[column][done..])
+        };
+        std::array::from_fn(|row| std::array::from_fn(|column| sums[row][column] + rest(row, column)))
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn int8_by_four<const ROUND: bool>(rows: [&[u8]; 2], scales: [f32; 2], x: [&[f32]; 4]) -> [[f32; 4]; 2] {
+        let packed = rows.map(|row| row.as_chunks::<LANES>().0);
+        let factors = [_mm256_set1_ps(scales[0]), _mm256_set1_ps(scales[1])];
+        let (sums, done) = sums_by_four(x, |row, i| load_int8::<ROUND>(&packed[row][i], factors[row]));
+        let rest = |row: usize, column: usize| {
+            let tail = rows[row][done..].iter().map(|&byte| portable::dequantized(byte, scales[row], ROUND));
+            portable::sum(tail, &x[column][done..])
+        };
+        std::array::from_fn(|row| std::array::from_fn(|column| sums[row][column] + rest(row, column)))
+    }
+
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) fn add_scaled(row: &[f32], factor: f32, out: &mut [f32]) {
         let (vectors, tail) = row.as_chunks::<LANES>();
@@ -274,10 +347,24 @@ mod tests {
             assert!((0..length).all(|i| (sums[i] - (x[i] + 0.75 * w[i])).abs() <= 1e-7));
             let packed: Vec<u8> = w.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect();
             close(halves(&packed, &x), &|i| f16::from_f32(w[i]).to_f32());
+            let scaled = [1.0, -2.0, 0.5, 4.0].map(|factor| x.iter().map(|x| x * factor).collect::<Vec<_>>());
+            let four = [&scaled[0][..], &scaled[1], &scaled[2], &scaled[3]];
+            // Powers of two: sums of scaled values are scaled sums.
+            let each = |sums: [f32; 4], weights: &dyn Fn(usize) -> f32| {
+                [1.0, -0.5, 2.0, 0.25].iter().zip(sums).for_each(|(factor, sum)| close(factor * sum, weights));
+            };
+            let other: Vec<u8> = x.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect();
+            let sums = halves_by_four([&packed, &other], four);
+            each(sums[0], &|i| f16::from_f32(w[i]).to_f32());
+            each(sums[1], &|i| f16::from_f32(x[i]).to_f32());
             let integers: Vec<u8> = w.iter().map(|&v| (v * 254.0) as i8 as u8).collect();
             for round in [false, true] {
                 let weight = |i: usize| portable::dequantized(integers[i], 0.0123, round);
                 close(int8(&integers, 0.0123, round, &x), &weight);
+                let reversed: Vec<u8> = integers.iter().rev().copied().collect();
+                let sums = int8_by_four([&integers, &reversed], [0.0123, 0.5], round, four);
+                each(sums[0], &weight);
+                each(sums[1], &|i| portable::dequantized(reversed[i], 0.5, round));
                 let mut decoded = vec![0.0; length];
                 decode_int8(&integers, 0.0123, round, &mut decoded);
                 assert!((0..length).all(|i| decoded[i] == weight(i)));

@@ -85,17 +85,29 @@ fn dots(constant: &Constant, row: usize, columns: usize, vectors: &[f32], result
     let each = |out: &mut [f32], dot: &dyn Fn(&[f32]) -> f32| {
         out.iter_mut().zip(vectors.chunks(columns)).for_each(|(out, x)| *out = dot(x));
     };
+    let four = <[&[f32]; 4]>::try_from(vectors.chunks(columns).collect::<Vec<_>>());
     match constant.rows(columns) {
         StoredRows::Halves(bytes) => {
-            for (i, out) in result.chunks_mut(n).enumerate() {
-                let row = &bytes[(row + i) * columns * 2..][..columns * 2];
-                each(out, &|x| dot::halves(row, x));
+            let of = |i: usize| &bytes[(row + i) * columns * 2..][..columns * 2];
+            match four {
+                Ok(four) => in_pairs(result, |pair| dot::halves_by_four(pair.map(of), four)),
+                Err(_) => {
+                    let rows = result.chunks_mut(n).enumerate();
+                    rows.for_each(|(i, out)| each(out, &|x| dot::halves(of(i), x)));
+                }
             }
         }
         StoredRows::Int8 { data, scales, round } => {
-            for (i, out) in result.chunks_mut(n).enumerate() {
-                let (quantized, scale) = (&data[(row + i) * columns..][..columns], scales[row + i]);
-                each(out, &|x| dot::int8(quantized, scale, round, x));
+            let of = |i: usize| &data[(row + i) * columns..][..columns];
+            let scale = |i: usize| scales[row + i];
+            match four {
+                Ok(four) => {
+                    in_pairs(result, |pair| dot::int8_by_four(pair.map(of), pair.map(scale), round, four));
+                }
+                Err(_) => {
+                    let rows = result.chunks_mut(n).enumerate();
+                    rows.for_each(|(i, out)| each(out, &|x| dot::int8(of(i), scale(i), round, x)));
+                }
             }
         }
         StoredRows::Other => {
@@ -107,6 +119,15 @@ fn dots(constant: &Constant, row: usize, columns: usize, vectors: &[f32], result
         }
     }
     Ok(())
+}
+
+/// Rows of four sums each, made two at a time: `sums` is given the numbers of both. The last of an odd number is its own
+/// partner.
+fn in_pairs(result: &mut [f32], sums: impl Fn([usize; 2]) -> [[f32; 4]; 2]) {
+    for (i, out) in result.chunks_mut(8).enumerate() {
+        let pair = [2 * i, 2 * i + out.len() / 4 - 1];
+        out.copy_from_slice(&sums(pair).as_flattened()[..out.len()]);
+    }
 }
 
 /// The product of two float matrices.

@@ -73,7 +73,7 @@ impl CompiledModels {
     /// # Errors
     /// The package cannot be read, the cache cannot be written, or what `compile` says.
     pub fn get(&self, package: &Path, compile: &dyn Fn(&Path, &Path) -> Result<()>) -> Result<Compiled> {
-        let hash = hash(package)?;
+        let hash = package_digest(package)?;
         let name = self.key(&hash);
         let place = self.root.join(&name);
         if self.whole(&place, &hash) {
@@ -166,7 +166,7 @@ fn files(folder: &Path) -> Result<BTreeMap<String, BlobRef>> {
 }
 
 /// A package's hash, from its files.
-fn hash(package: &Path) -> Result<Digest> {
+pub fn package_digest(package: &Path) -> Result<Digest> {
     let files = files(package).or_fault(|| Fault::input(format!("cannot read the package `{}`", package.display())))?;
     let digests: Vec<String> = files.values().map(|blob| blob.sha256.to_string()).collect();
     let listed: Vec<PackageFile<'_>> = files
