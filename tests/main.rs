@@ -12,6 +12,7 @@ mod figures;
 mod gate;
 mod graphs;
 mod interpreter;
+mod lint;
 mod readers;
 mod reproducible;
 mod run;
