@@ -13,6 +13,7 @@ mod gate;
 mod graphs;
 mod interpreter;
 mod lint;
+mod probe;
 mod readers;
 mod reproducible;
 mod run;
