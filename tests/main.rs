@@ -15,5 +15,6 @@ mod interpreter;
 mod readers;
 mod reproducible;
 mod run;
+mod smoke;
 mod support;
 mod verify;
