@@ -4,7 +4,7 @@ PYTHON ?= python3
 ANEBAKE := target/release/anebake
 VENV_PYTHON := .venv/bin/python
 
-.PHONY: bake test check setup setup-dev build lint macos-check standin golden golden-check schema bench
+.PHONY: bake test check setup setup-dev build lint macos-check standin probe golden golden-check schema bench
 
 ## Set up, build, bake the sample model (30 int8 packages and the ends of the chain in ./out), judge it, let it speak.
 bake: build
@@ -54,6 +54,11 @@ macos-check: setup-dev cargo
 ## Run the code for macOS on Linux, against stand-ins for Core ML's classes.
 standin: setup-dev cargo
 	$(VENV_PYTHON) tools/standin.py
+
+## Find out which graphs this Mac's Neural Engine takes; anywhere else: make the packages and check them.
+RESULTS ?= probe-results.json
+probe: build
+	$(ANEBAKE) probe ladder --results $(RESULTS)
 
 ## Rewrite, or check, what the tests compare with and coremltools decides.
 golden: setup-dev

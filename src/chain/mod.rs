@@ -56,6 +56,15 @@ impl KvCache {
         }
     }
 
+    /// It in a few words.
+    pub const fn means(self) -> &'static str {
+        match self {
+            Self::Slice => "states, written at a position",
+            Self::Mask => "states, rewritten through a one-hot mask",
+            Self::Io => "inputs and outputs, kept by the caller",
+        }
+    }
+
     /// What a block with these inputs has; `None` where it is no block.
     pub fn of_inputs<'a>(inputs: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         inputs.into_iter().find_map(|input| match input {

@@ -6,6 +6,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::bake::manifest::FILE_NAME;
+use crate::chain::KvCache;
 use crate::cli::Inspect;
 use crate::error::Fault;
 use crate::mlpackage::Package;
@@ -19,6 +20,8 @@ struct Report {
     model_bytes: u64,
     weight_bytes: u64,
     tools: std::collections::BTreeMap<String, String>,
+    /// Where a block has keys and values between calls, by its inputs.
+    kv: Option<KvCache>,
     functions: Vec<FunctionInfo>,
     weights: Vec<Weight>,
 }
@@ -49,6 +52,8 @@ pub(super) fn run(options: &Inspect, ui: &Ui) -> Result<ExitCode> {
     }
     let package = Package::open(&options.package)?;
     let weights = weights(&package.blobs()?);
+    let functions = package.functions()?;
+    let kv = functions.iter().find_map(|f| KvCache::of_inputs(f.inputs.iter().map(|feature| feature.name.as_str())));
     let metadata = package.model().description.as_ref().and_then(|d| d.metadata.as_ref());
     let report = Report {
         path: package.path().to_owned(),
@@ -56,7 +61,8 @@ pub(super) fn run(options: &Inspect, ui: &Ui) -> Result<ExitCode> {
         model_bytes: package.model_size(),
         weight_bytes: package.weights().len() as u64,
         tools: metadata.map(|m| m.user_defined.clone()).unwrap_or_default(),
-        functions: package.functions()?,
+        kv,
+        functions,
         weights,
     };
     if ui.is_json() {
@@ -125,6 +131,9 @@ fn print(report: &Report, ui: &Ui) -> Result<()> {
     ))?;
     for (key, value) in &report.tools {
         ui.data(format!("  {key} = {value}"))?;
+    }
+    if let Some(kv) = report.kv {
+        ui.data(format!("  keys and values: `{kv}`, {}", kv.means()))?;
     }
     for function in &report.functions {
         let default = if function.default { " (default)" } else { "" };

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::{Opened, default_jobs};
 use crate::bake::survey::{Surveyed, survey};
 use crate::cache::Lookup;
+use crate::chain::KvCache;
 use crate::cli::{Global, Plan};
 use crate::ui::{Ui, bytes};
 
@@ -16,6 +17,9 @@ use crate::ui::{Ui, bytes};
 struct Report {
     recipe: String,
     model: String,
+    /// `package.kv` and `package.query`.
+    kv: KvCache,
+    query: usize,
     parts: Vec<Part>,
     cached: usize,
     to_bake: usize,
@@ -53,6 +57,8 @@ pub(super) fn run(options: &Plan, global: &Global, ui: &Ui) -> Result<ExitCode> 
     let report = Report {
         recipe: opened.recipe.name.clone(),
         model: opened.label.clone(),
+        kv: opened.recipe.package.kv,
+        query: opened.recipe.package.query,
         cached: parts.len() - missing.len(),
         to_bake: missing.len(),
         bytes: parts.iter().map(|part| part.bytes).sum(),
@@ -103,9 +109,11 @@ fn print(report: &Report, ui: &Ui) -> Result<()> {
     ui.table(&["part", "action", "size", "reason"], &rows, &[2])?;
     let python = if report.python_needed { "coremltools makes the template" } else { "Python is not needed" };
     ui.data(format!(
-        "\n{} by {}: {} cached, {} to bake, {} in all; {python}",
+        "\n{} by {} (kv {}, query {}): {} cached, {} to bake, {} in all; {python}",
         report.model,
         report.recipe,
+        report.kv,
+        report.query,
         report.cached,
         report.to_bake,
         bytes(report.bytes)

@@ -240,7 +240,7 @@ pub const RULES: &[Rule] = &[
         on_ane: Some(Warn),
         what: "attention with fewer than four query rows",
         why: "an M5 refused the first ANE request of programs with a query width of 1 or 2 and aborted; 4, 8 and 64 ran",
-        fix: "pad the query, in anebake by `package.query = 8`",
+        fix: "pad the query, in anebake by `package.query = 4` or more",
         evidence: SHORT_QUERY,
         check: Check::Graph(|graph, found| {
             for function in graph.functions.iter().filter(|function| function.attentions() > 0) {

@@ -136,12 +136,11 @@ pub const RULES: &[Rule] = &[
         on_ane: Some(Warn),
         what: "a function with fewer than four query rows",
         why: "an M5 refused the first ANE request of programs with a query width of 1 or 2 and aborted; 4, 8 and 64 ran",
-        fix: "set `package.query = 8`, where the recipe has the key",
+        fix: "`package.kv = \"mask\"` or `\"io\"`, and `package.query = 4` or more with it",
         evidence: SHORT_QUERY,
         check: Check::Recipe(|recipe, found| {
-            let least = recipe.resolved().pointer("/package/query").and_then(Value::as_u64).unwrap_or(1);
             for (name, tokens) in recipe.package.functions.entries() {
-                let rows = (tokens as u64).max(least);
+                let rows = tokens.max(recipe.package.query);
                 if rows < 4 {
                     found.add(format!("`package.functions.{name}`"), format!("{rows} query rows"));
                 }

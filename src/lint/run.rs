@@ -122,15 +122,21 @@ pub fn output(path: &Path, ane: bool) -> Result<Report> {
     Ok(report)
 }
 
-/// Lints the packages of a folder, and nothing else of it. `ane` demands the ANE.
+/// Lints the packages that the manifest of a folder lists, and nothing else of it. `ane` demands the ANE.
 ///
 /// # Errors
-/// The folder's manifest cannot be read.
+/// The manifest or a package cannot be read.
 pub fn packages(path: &Path, ane: bool) -> Result<Report> {
     let mut output = Output::open(path)?;
+    if let Some(manifest) = &output.manifest {
+        output.packages = manifest.packages().map(|record| record.path.clone()).collect();
+    }
     let mut report = Report::new("output", path.display().to_string(), ane);
     judge_packages(&mut output, &mut report);
-    Ok(report)
+    match output.unreadable.pop() {
+        Some((name, why)) => Err(Fault::input(format!("cannot lint `{name}`: {why}")).into()),
+        None => Ok(report),
+    }
 }
 
 /// Applies the rules of programs and packages; equal programs are judged once.

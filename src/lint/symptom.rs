@@ -167,7 +167,7 @@ pub const ALL: &[Symptom] = &[
         id: "short-query",
         means: "the ANE refused the first request of a program; seen where decode has a query width of 1 or 2, while 4, 8 \
                 and 64 ran",
-        fix: "bake with a wider query, for instance `package.query = 8`",
+        fix: "bake with a wider query: recipe `int8-ane-v1`, or `package.query = 8` with `package.kv = \"mask\"`",
         evidence: "https://github.com/cadamcat/llms-on-apple-neural-engine findings/ane-short-decode-query (2026-09, one \
                    report, Core AI)",
         texts: &[&["0xe00002c2"]],

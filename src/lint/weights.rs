@@ -330,7 +330,7 @@ pub const RULES: &[Rule] = &[
                     let sizes: Option<Vec<u64>> = weight.shape().into_iter().collect();
                     let Some([outputs, rest @ ..]) = sizes.as_deref() else { continue };
                     let share = rest.iter().fold(outputs.div_ceil(16).saturating_mul(2), |a, &b| a.saturating_mul(b));
-                    let near = (share + (1 << 14)) % (1 << 20);
+                    let near = share.saturating_add(1 << 14) % (1 << 20);
                     if share >= 1 << 19 && near <= 1 << 15 {
                         found.in_function(function.name, format!("`{name}`"), format!("{share} bytes for each core"));
                     }

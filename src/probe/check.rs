@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Rung;
 use crate::mil::Arithmetic;
-use crate::runner::{Array, ReferenceRunner, Runner};
+use crate::runner::{ReferenceRunner, Runner};
+use crate::smoke::Comparison;
 
 /// Least cosine between an output of the reference runner and the oracle's.
 const MIN_COSINE: f64 = 0.9999;
@@ -36,35 +37,22 @@ impl Checked {
 /// # Errors
 /// An input fault: the package or its arrays are damaged, or an op fails.
 pub fn check(folder: &Path, rung: &Rung) -> Result<Checked> {
-    let package = rung.about.package(folder);
-    let model = ReferenceRunner::new(Arithmetic::Fp16).open(&package)?;
+    let model = ReferenceRunner::new(Arithmetic::Fp16).open(&rung.about.package(folder))?;
     let mut state = model.new_state()?;
     let mut worst = Checked { cosine: 1.0, error: 0.0 };
     for (index, call) in rung.calls(folder, model.functions())?.iter().enumerate() {
-        let within = || format!("call {index} of `{}`", rung.about.id);
-        let outputs = model.predict(&call.function, &call.inputs, &mut state).with_context(within)?;
-        for (name, expected) in &call.expected {
-            let found = outputs.get(name).with_context(|| format!("no output `{name}`")).with_context(within)?;
-            let one = compare(found, expected).with_context(|| format!("output `{name}`")).with_context(within)?;
-            worst = Checked { cosine: worst.cosine.min(one.cosine), error: worst.error.max(one.error) };
-        }
+        let mut one = || -> Result<()> {
+            let outputs = model.predict(&call.function, &call.inputs, &mut state)?;
+            for found in Comparison::of_all(&outputs, &call.expected)? {
+                let largest = call.expected[&found.output].floats()?.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+                ensure!(largest > 0.0, "the oracle's `{}` is zero", found.output);
+                let whole = found.cosine.filter(|_| found.not_finite == 0);
+                worst.cosine = worst.cosine.min(whole.unwrap_or(-1.0));
+                worst.error = worst.error.max(f64::from(found.largest_error / largest));
+            }
+            Ok(())
+        };
+        one().with_context(|| format!("call {index} of `{}`", rung.about.id))?;
     }
     Ok(worst)
-}
-
-fn compare(found: &Array, expected: &Array) -> Result<Checked> {
-    ensure!(found.shape == expected.shape, "shape is {:?}, not {:?}", found.shape, expected.shape);
-    let (found, expected) = (found.floats()?, expected.floats()?);
-    let (mut dot, mut norms, mut error, mut largest) = (0.0, [0.0; 2], 0.0_f64, 0.0_f64);
-    for (&found, &expected) in found.iter().zip(expected) {
-        let (found, expected) = (f64::from(found), f64::from(expected));
-        ensure!(found.is_finite(), "it holds {found}");
-        dot += found * expected;
-        norms[0] += found * found;
-        norms[1] += expected * expected;
-        error = error.max((found - expected).abs());
-        largest = largest.max(expected.abs());
-    }
-    ensure!(largest > 0.0, "the oracle gives zeros");
-    Ok(Checked { cosine: dot / (norms[0] * norms[1]).sqrt(), error: error / largest })
 }

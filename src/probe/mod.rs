@@ -9,6 +9,8 @@
 mod bake;
 mod check;
 mod recommend;
+mod run;
+mod scrub;
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +25,8 @@ use crate::runner::{Array, Arrays};
 
 pub use bake::{Progress, bake};
 pub use check::{Checked, check};
-pub use recommend::{Answer, Recommendation, recommend};
+pub use recommend::{Answer, Recommendation};
+pub use run::{Results, RungResult, run};
 
 /// Name of the file that lists the rungs of a folder.
 pub const FILE_NAME: &str = "probe.json";

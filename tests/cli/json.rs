@@ -22,10 +22,10 @@ documents! {
     Summary {
         out: PathBuf, recipe: String, model: String, blocks: usize, parts: usize, baked: usize, cached: usize, repaired: usize,
         packages_written: usize, files_written: usize, packages_removed: usize, bytes: u64, seconds: f64, python_started: bool,
-        gate: Value,
+        lint: Value, gate: Value,
     }
     Plan {
-        recipe: String, model: String, parts: Vec<PlannedPart>, cached: usize, to_bake: usize, bytes: u64,
+        recipe: String, model: String, kv: String, query: usize, parts: Vec<PlannedPart>, cached: usize, to_bake: usize, bytes: u64,
         cache_bytes_needed: u64, cache_bytes_free: Option<u64>, out_bytes_free: Option<u64>, python_needed: bool,
     }
     PlannedPart { name: String, cached: bool, reason: Option<String>, bytes: u64, key: String, }
@@ -36,7 +36,7 @@ documents! {
     Change { path: String, old: Option<Value>, new: Option<Value>, }
     Inspection {
         path: PathBuf, specification_version: i32, model_bytes: u64, weight_bytes: u64,
-        tools: BTreeMap<String, String>, functions: Vec<Function>, weights: Vec<Weight>,
+        tools: BTreeMap<String, String>, kv: Option<String>, functions: Vec<Function>, weights: Vec<Weight>,
     }
     Function {
         name: String, default: bool, opset: String, inputs: Vec<Feature>, states: Vec<Feature>, outputs: Vec<Feature>,

@@ -1,10 +1,12 @@
 //! What a whole bake writes beside the blocks: head, embedding, tokenizer, `chain.json`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anebake::bake::manifest::BakeManifest;
 use anebake::bake::output::record_gate;
-use anebake::chain::{ChainFile, TokenizerInfo};
+use anebake::chain::{ChainFile, KvCache, TokenizerInfo};
+use anebake::mlpackage::Package;
 use half::{bf16, f16};
 use serde_json::{Value, json};
 
@@ -41,6 +43,9 @@ fn a_key_follows_what_its_part_is_made_of_and_nothing_else() {
         (&["--set", "package.functions.prefill=32"], [false, false, true]),
         (&["--set", "package.norm=layer_norm_pair"], [false, false, true]),
         (&["--set", "package.compute_precision=float32"], [false, false, true]),
+        (&["--set", "package.kv=mask"], [false, true, true]),
+        (&["--set", "package.kv=io"], [false, true, true]),
+        (&["--recipe", "int8-ane-v1"], [false, false, true]),
         (&["--set", "weights.dtype=int4"], [false, false, true]),
         (&["--engine", "coremltools"], [false, false, true]),
         (&["--recipe", "int8-rtn-v1"], [true, true, true]),
@@ -160,50 +165,186 @@ fn a_checkpoint_without_an_end_is_baked_in_blocks_alone() {
 }
 
 #[test]
+fn variants_of_the_cache_have_keys_and_templates_of_their_own() {
+    let bench = Bench::new(&TinyModel::new("qwen3", 18));
+    let variants = ["slice", "mask", "io"].map(|kv| format!("package.kv={kv}"));
+    let mut packages = Vec::new();
+    for kv in &variants {
+        // Whatever the order: nothing of another variant serves this one.
+        bench.convert(&["--set", kv, "--out", kv]);
+        packages.push(files(&bench.path(kv).join("block-00.mlpackage")));
+    }
+    for (kv, package) in variants.iter().zip(&packages) {
+        bench.convert(&["--set", kv, "--out", "again", "--force"]);
+        assert!(files(&bench.path("again/block-00.mlpackage")) == *package, "{kv}");
+        assert_eq!(packages.iter().filter(|other| *other == package).count(), 1, "{kv}");
+    }
+}
+
+#[test]
 fn the_chain_says_how_the_packages_are_wired() {
     let mut model = TinyModel::new("llama", 13);
     model.config["rope_scaling"] = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
     let bench = Bench::new(&model);
-    bench.convert(&["--set", "package.functions.prefill=32"]);
-    let chain = ChainFile::read(&bench.path("out")).unwrap();
-    assert_eq!((chain.model.architecture.as_str(), chain.model.layers, chain.model.vocab), ("llama", 2, 96));
-    assert_eq!((chain.model.hidden, chain.model.heads, chain.model.kv_heads, chain.model.head_dim), (64, 4, 2, 16));
-    let functions: Vec<_> = chain.functions.iter().map(|f| (f.name.as_str(), f.tokens)).collect();
-    assert_eq!((chain.context, functions), (128, vec![("decode", 1), ("prefill", 32)]));
-    assert_eq!((chain.mask.visible, chain.mask.hidden, chain.kv.as_str()), (0.0, -1e4, "slice"));
-    assert_eq!(chain.rope.theta, 10_000.0);
-    assert_eq!(
-        chain.rope.scaling,
-        json!({"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_positions": 64})
-    );
-    assert_eq!(chain.tokenizer, None);
+    for (kv, query) in [("slice", 1), ("mask", 4), ("io", 2)] {
+        let (set_kv, set_query) = (format!("package.kv={kv}"), format!("package.query={query}"));
+        bench.convert(&["--set", "package.functions.prefill=32", "--set", &set_kv, "--set", &set_query]);
+        let chain = ChainFile::read(&bench.path("out")).unwrap();
+        assert_eq!((chain.model.architecture.as_str(), chain.model.layers, chain.model.vocab), ("llama", 2, 96));
+        assert_eq!((chain.model.hidden, chain.model.heads, chain.model.kv_heads, chain.model.head_dim), (64, 4, 2, 16));
+        let functions: Vec<_> = chain.functions.iter().map(|f| (f.name.as_str(), f.tokens, f.rows)).collect();
+        assert_eq!((chain.context, functions), (128, vec![("decode", 1, query), ("prefill", 32, 32)]));
+        assert_eq!((chain.mask.visible, chain.mask.hidden, chain.kv.as_str()), (0.0, -1e4, kv));
+        assert_eq!(chain.rope.theta, 10_000.0);
+        assert_eq!(
+            chain.rope.scaling,
+            json!({"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_positions": 64})
+        );
+        assert_eq!(chain.rope.table.is_some(), kv != "slice");
+        assert_eq!(chain.tokenizer, None);
+        assert_wired(&bench, &chain);
+    }
+}
 
-    // Every name is one that the packages have.
+/// Every name is one that the packages have, in the shape that the file says.
+fn assert_wired(bench: &Bench, chain: &ChainFile) {
     let inspect = |path: &str| -> Value {
         serde_json::from_slice(&bench.run(&["inspect", "--json", &format!("out/{path}")]).stdout).unwrap()
     };
-    let names = |list: &Value| -> Vec<String> {
-        list.as_array().unwrap().iter().map(|feature| feature["name"].as_str().unwrap().to_owned()).collect()
+    let features = |list: &Value| -> BTreeMap<String, Value> {
+        let list = list.as_array().unwrap().iter();
+        list.map(|feature| (feature["name"].as_str().unwrap().to_owned(), feature["shape"].clone())).collect()
     };
     let (block, head) = (inspect(&chain.blocks[1].path), inspect(&chain.head.path));
+    assert_eq!((&block["kv"], &head["kv"]), (&json!(chain.kv), &Value::Null));
+    let names = &chain.interface;
     for (number, function) in chain.functions.iter().enumerate() {
         let [block, head] = [&block, &head].map(|report| &report["functions"][number]);
         assert_eq!((&block["name"], &head["name"]), (&json!(function.name), &json!(function.name)));
-        let interface = &chain.interface;
-        let mut inputs = vec![interface.hidden.clone(), interface.mask.clone(), interface.position.clone().unwrap()];
-        let mut found = names(&block["inputs"]);
-        inputs.sort();
-        found.sort();
-        assert_eq!(found, inputs);
-        assert_eq!(names(&block["states"]), interface.states);
-        assert_eq!(names(&block["outputs"]), std::slice::from_ref(&interface.output));
-        assert_eq!(names(&head["inputs"]), std::slice::from_ref(&interface.hidden));
-        let parts: Vec<String> = chain.head.outputs.iter().map(|part| part.name.clone()).collect();
-        assert_eq!(names(&head["outputs"]), parts);
-        assert_eq!(head["outputs"][0]["shape"], json!([1, function.tokens, 96]));
+        let rows = function.rows;
+        let stream = json!([1, rows, 64]);
+        let columns = 128 + if chain.kv == KvCache::Io { rows } else { 0 };
+        let mut inputs = BTreeMap::from([
+            (names.hidden.clone(), stream.clone()),
+            (names.mask.clone(), json!([1, 1, rows, columns])),
+        ]);
+        inputs.extend(names.position.iter().map(|name| (name.clone(), json!([1]))));
+        let rope = names.rope.iter().flat_map(|rope| [&rope.cos, &rope.sin]);
+        inputs.extend(rope.map(|name| (name.clone(), json!([1, 1, rows, 16]))));
+        inputs.extend(names.write.iter().map(|name| (name.clone(), json!([1, 1, 128, rows]))));
+        inputs.extend(names.past.iter().map(|past| (past.input.clone(), json!([1, 2, 128, 16]))));
+        assert_eq!(features(&block["inputs"]), inputs);
+        let width = if chain.kv == KvCache::Mask { 32 } else { 16 };
+        let states = names.states.iter().map(|name| (name.clone(), json!([1, 2, 128, width])));
+        assert_eq!(features(&block["states"]), states.collect());
+        let mut outputs = BTreeMap::from([(names.output.clone(), stream.clone())]);
+        outputs.extend(names.past.iter().map(|past| (past.output.clone(), json!([1, 2, rows, 16]))));
+        assert_eq!(features(&block["outputs"]), outputs);
+        assert_eq!(features(&head["inputs"]), BTreeMap::from([(names.hidden.clone(), stream)]));
+        let parts = chain.head.outputs.iter().map(|part| (part.name.clone(), json!([1, rows, part.count])));
+        assert_eq!(features(&head["outputs"]), parts.collect());
     }
+}
+
+/// What lies in a block's blob file under these names.
+fn consts(package: &Path, names: &[&str]) -> Vec<u8> {
+    let package = Package::open(package).unwrap();
+    let uses = package.blobs().unwrap();
+    let found = names.iter().map(|name| uses.iter().find(|used| used.output == *name && used.slot == "val").unwrap());
+    found.flat_map(|used| used.entry.data(package.weights()).to_vec()).collect()
+}
+
+#[test]
+fn the_table_of_positions_is_the_one_that_a_slice_has_inside() {
+    let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64});
+    let linear = json!({"rope_type": "linear", "factor": 2.5});
+    for (theta, head_dim, scaling) in
+        [(1e4, 16, Value::Null), (1e6, 128, Value::Null), (5e5, 64, llama3), (1e4, 80, linear)]
+    {
+        let mut model = TinyModel::shaped("llama", 19, [64, 2, 1, head_dim, 96]);
+        model.config["rope_theta"] = theta.into();
+        model.config["rope_scaling"] = scaling;
+        let bench = Bench::new(&model);
+        let context = ["--set", "package.context=1024"];
+        let convert = |arguments: &[&str]| {
+            let base = ["convert", "-q", "--no-gate", "--model", "model"];
+            let output = bench.run(&[&base[..], &context, arguments].concat());
+            assert!(output.status.success(), "{}", stderr(&output));
+        };
+        convert(&["--out", "inside"]);
+        convert(&["--out", "out", "--set", "package.kv=mask"]);
+        let table = std::fs::read(bench.path("out/rope.bin")).unwrap();
+        assert_eq!(table.len(), 2 * 1024 * head_dim * 2);
+        assert!(table == consts(&bench.path("inside/block-00.mlpackage"), &["rope_cos", "rope_sin"]), "{head_dim}");
+    }
+}
+
+#[test]
+fn the_table_of_positions_is_listed_repaired_and_removed_with_the_variant_that_needs_it() {
+    let bench = Bench::new(&TinyModel::new("llama", 20));
+    let mask = ["--set", "package.kv=mask", "--no-gate"];
+    bench.convert(&mask);
+    let path = bench.path("out/rope.bin");
+    let whole = std::fs::read(&path).unwrap();
+    let listed = BakeManifest::read(&bench.path("out")).unwrap().unwrap().files;
+    let entry = listed.iter().find(|file| file.path == "rope.bin").unwrap();
+    assert_eq!(entry.sha256.to_string(), anebake::cache::Digest::of(&whole).to_string());
+
+    let run = || bench.run(&["run", "out", "--ids", "1,2,3", "--max-tokens", "1"]);
+    assert!(run().status.success());
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, &whole[..whole.len() - 2]).unwrap();
+    let output = run();
+    assert_eq!(output.status.code(), Some(4));
+    let expected = format!("`out/rope.bin` has {} bytes, [2, 128, 16] float16 take {}", whole.len() - 2, whole.len());
+    assert!(stderr(&output).contains(&expected), "{}", stderr(&output));
+    bench.convert(&mask);
+    assert!(std::fs::read(&path).unwrap() == whole);
+    std::fs::remove_file(&path).unwrap();
+    assert!(stderr(&run()).contains("cannot map `out/rope.bin`"));
+    bench.convert(&mask);
+    assert!(std::fs::read(&path).unwrap() == whole);
+    bench.convert(&["--no-gate"]);
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_chain_that_contradicts_itself_or_its_packages_is_refused() {
+    let bench = Bench::new(&TinyModel::new("llama", 21));
+    bench.convert(&["--recipe", "fp16-ane-v1", "--no-gate"]);
+    let path = bench.path("out/chain.json");
+    let sound: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let refused = |change: &dyn Fn(&mut Value), says: &str| {
+        let mut chain = sound.clone();
+        change(&mut chain);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, chain.to_string()).unwrap();
+        let output = bench.run(&["run", "out", "--ids", "1,2,3", "--max-tokens", "1"]);
+        assert_eq!(output.status.code(), Some(4), "{says}");
+        assert!(stderr(&output).contains(says), "{says}: {}", stderr(&output));
+    };
+    let remove = |chain: &mut Value, table: &str, key: &str| {
+        chain[table].as_object_mut().unwrap().remove(key);
+    };
+    refused(&|chain| chain["kv"] = json!("ring"), "`ring` is none of `slice`, `mask`, `io`");
+    refused(&|chain| chain["kv"] = json!("io"), "the interface is not that of a chain with `kv` `io`");
+    refused(&|chain| remove(chain, "interface", "write"), "the interface is not that of a chain with `kv` `mask`");
+    refused(&|chain| remove(chain, "rope", "table"), "a chain with `kv` `mask` lacks its table of positions");
+    refused(&|chain| chain["rope"]["table"]["shape"][2] = json!(32), "the table of positions is float16 [2, 128, 32]");
+    refused(
+        &|chain| chain["rope"]["table"]["path"] = json!("../rope.bin"),
+        "`../rope.bin` is no path inside the folder",
+    );
+    refused(&|chain| chain["functions"][1]["rows"] = json!(63), "function `prefill` has 63 rows for 64 tokens");
+    refused(
+        &|chain| chain["functions"][0]["rows"] = json!(8),
+        "input `hidden_state` of function `decode` is [1, 4, 64], not [1, 8, 64]",
+    );
+    refused(&|chain| chain["functions"][0]["name"] = json!("step"), "it has no function `step`");
+    refused(&|chain| chain["interface"]["write"] = json!("write"), "function `decode` has no input `write`");
 }
 
 const TOKENIZER: &str = r#"{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}"#;

@@ -45,6 +45,21 @@ fn deviation_is_seen_at_the_block_that_makes_it_alone_and_from_there_on_in_the_c
 }
 
 #[test]
+fn every_variant_of_the_cache_passes_block_by_block_and_as_a_chain() {
+    for (seed, recipe) in [(36, "fp16-ane-v1"), (37, "fp16-io-v1")] {
+        let baked = Baked::new(&TinyModel::new("qwen3", seed), &["--recipe", recipe]);
+        baked.passes();
+        let tokens = baked.baseline.tokens.clone().unwrap();
+        let weights = weights(&baked.bench.path("model"));
+        let blocks = blocks::measure(&chain(&baked, Arithmetic::Fp16), &weights, &tokens, &baked.baseline).unwrap();
+        for block in &blocks {
+            assert!(block.isolated.min_cosine.unwrap() > 0.9999, "{recipe}: {block:?}");
+            assert!(block.cumulative.min_cosine.unwrap() > 0.9999, "{recipe}: {block:?}");
+        }
+    }
+}
+
+#[test]
 fn perplexity_of_the_model_is_that_of_candle_and_the_chains_is_near() {
     let model = TinyModel::new("qwen3", 32);
     let baked = Baked::new(&model, &["--recipe", "fp16-v1"]);

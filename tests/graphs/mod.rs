@@ -4,6 +4,7 @@
 mod chain;
 pub mod reference;
 mod runner;
+mod variants;
 
 use std::path::Path;
 

@@ -68,7 +68,7 @@ fn assert_hashes(files: &BTreeMap<String, Vec<u8>>) {
     assert_eq!(listed + 1, files.len());
 }
 
-fn assert_reproducible(arguments: &str) {
+fn assert_reproducible(arguments: &str, count: usize) {
     let model = TinyModel::new("qwen3", 1);
     let (first, a) = bake(&model, "022", &[("TZ", "UTC"), ("LANG", "C")], &format!("{arguments} --jobs 1 --out out"));
     let elsewhere = [
@@ -85,7 +85,7 @@ fn assert_reproducible(arguments: &str) {
     for (path, bytes) in a.iter().filter(|(path, _)| *path != "manifest.json") {
         assert!(*bytes == b[path], "`{path}` differs");
     }
-    assert_eq!(a.len(), 12);
+    assert_eq!(a.len(), count);
 
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     for (bench, files) in [(first, a), (second, b)] {
@@ -113,10 +113,14 @@ fn assert_reproducible(arguments: &str) {
 
 #[test]
 fn a_native_bake_gives_the_same_bytes_everywhere() {
-    assert_reproducible("--recipe int8-v1");
+    assert_reproducible("--recipe int8-v1", 12);
+    // And the table of positions.
+    assert_reproducible("--recipe int8-ane-v1", 13);
+    assert_reproducible("--recipe fp16-io-v1", 13);
 }
 
 #[test]
 fn a_bake_by_coremltools_gives_the_same_bytes_everywhere() {
-    assert_reproducible("--recipe int8-v1 --engine coremltools");
+    assert_reproducible("--recipe int8-v1 --engine coremltools", 12);
+    assert_reproducible("--recipe int8-ane-v1 --engine coremltools", 13);
 }

@@ -3,7 +3,16 @@
 use super::{assert_identical, assert_same, verify, verify_tiny};
 use crate::support::{Bench, TinyModel};
 
-const RECIPES: [&str; 4] = ["fp16-v1", "int8-v1", "int8-rtn-f32-v1", "int8-block32-v1"];
+const RECIPES: [&str; 8] = [
+    "fp16-v1",
+    "int8-v1",
+    "int8-rtn-f32-v1",
+    "int8-block32-v1",
+    "fp16-ane-v1",
+    "int8-ane-v1",
+    "fp16-io-v1",
+    "int8-io-v1",
+];
 
 fn every_recipe(model: &TinyModel) {
     let bench = Bench::new(model);
@@ -71,6 +80,21 @@ fn a_tied_and_an_untied_head_are_identical_with_every_recipe() {
 #[test]
 fn a_head_of_several_parts_is_identical_with_every_recipe() {
     every_head(&TinyModel::new("qwen2", 12).vocabulary(13, 16_385).untied(14), 2);
+}
+
+#[test]
+fn every_variant_is_identical_at_every_width_and_precision_and_for_heads_that_are_padded() {
+    for (model_type, head_dim) in [("qwen3", 80), ("qwen2", 16)] {
+        let bench = Bench::new(&TinyModel::shaped(model_type, 17, [64, 4, 2, head_dim, 96]));
+        for kv in ["mask", "io"] {
+            for query in [1, 2, 64] {
+                let (kv, query) = (format!("package.kv={kv}"), format!("package.query={query}"));
+                assert_identical(&verify_tiny(&bench, &["--set", &kv, "--set", &query]));
+            }
+            let kv = format!("package.kv={kv}");
+            assert_identical(&verify_tiny(&bench, &["--recipe", "int8-rtn-f32-v1", "--set", &kv]));
+        }
+    }
 }
 
 #[test]
