@@ -17,5 +17,6 @@ mod probe;
 mod readers;
 mod reproducible;
 mod run;
+mod smoke;
 mod support;
 mod verify;

@@ -14,13 +14,13 @@ Exit status: 0 fine, 1 the code has errors, 3 the check cannot be had here. ANEB
 import argparse
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from debian import Apt, Unavailable, output
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = "aarch64-apple-darwin"
@@ -62,10 +62,6 @@ done
 """
 
 
-class Unavailable(Exception):
-    """A way to the check that cannot be had here."""
-
-
 @dataclass
 class Way:
     """How cargo checks for the target."""
@@ -81,22 +77,6 @@ class Way:
         lints = ["--", "-D", "warnings"] if self.subcommand == "clippy" else []
         target = [] if platform.system() == "Darwin" else ["--target", TARGET]
         return [*self.cargo, self.subcommand, *self.options, *target, "--target-dir", str(ARTIFACTS), *lints]
-
-
-def output(*command: str, folder: Path | None = None) -> str:
-    """What a command prints.
-
-    Raises:
-        Unavailable: The command is missing or fails.
-    """
-    try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    except OSError as error:
-        raise Unavailable(f"{command[0]}: {error.strerror}") from error
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise Unavailable(f"{command[0]}: {last}")
-    return done.stdout
 
 
 def rustc_version() -> str:
@@ -123,82 +103,6 @@ def by_rustup() -> Way:
     return Way("the target's own standard library")
 
 
-class Apt:
-    """apt with lists and configuration of its own; the mirrors are those of the machine's own sources."""
-
-    def __init__(self, suites: list[str]) -> None:
-        """Fetches the lists of `suites`, those that the mirrors have.
-
-        Raises:
-            Unavailable: This is no Debian, or no mirror has any of them.
-        """
-        folder = TOOLS / "apt" / suites[0]
-        (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
-        (folder / "cache" / "archives" / "partial").mkdir(parents=True, exist_ok=True)
-        sources = folder / "sources.list"
-        self.options = [
-            *("-o", f"Dir::Etc::sourcelist={sources}", "-o", "Dir::Etc::sourceparts=/dev/null"),
-            *("-o", f"Dir::State::lists={folder / 'lists'}", "-o", f"Dir::Cache={folder / 'cache'}"),
-            *("-o", "APT::Sandbox::User=root"),
-        ]
-        mirrors = sorted(set(re.findall(r"https?://\S+/debian(?:-security)?/?(?=\s|$)", "\n".join(self.configured()))))
-        if not mirrors:
-            raise Unavailable("apt: its sources name no mirror of Debian")
-        security = [mirror for mirror in mirrors if "debian-security" in mirror]
-        archive = [mirror for mirror in mirrors if "debian-security" not in mirror]
-        lines = [
-            f"deb {mirror} {suite} main"
-            for suite in suites
-            for mirror in (security if suite.endswith("-security") else archive)
-        ]
-        sources.write_text("\n".join(lines) + "\n")
-        output("apt-get", *self.options, "update")
-
-    @staticmethod
-    def configured() -> Iterator[str]:
-        """The machine's own sources."""
-        for path in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:
-            if path.is_file():
-                yield from (line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
-
-    def versions(self, package: str) -> list[str]:
-        """The versions of a package that there are."""
-        rows = output("apt-cache", *self.options, "madison", package).splitlines()
-        return [row.split("|")[1].strip() for row in rows if row.count("|") >= 2]
-
-    def missing_libraries(self, packages: list[str]) -> list[str]:
-        """The libraries that packages need and the machine lacks."""
-        found: list[str] = []
-        todo = list(packages)
-        while todo:
-            rows = output("apt-cache", *self.options, "depends", "--important", todo.pop()).splitlines()
-            for row in rows:
-                name = row.partition("Depends:")[2].strip()
-                if not name.startswith("lib") or name in found:
-                    continue
-                known = subprocess.run(
-                    ["dpkg-query", "-W", "-f", "${db:Status-Status}", name], capture_output=True, text=True
-                )
-                if known.stdout != "installed":
-                    found.append(name)
-                    todo.append(name)
-        return found
-
-    def unpack(self, packages: list[str], into: Path, only: str | None = None) -> None:
-        """Downloads packages and unpacks them, or what `only` matches of them, into a folder."""
-        partial = into.with_name(into.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        output("apt-get", *self.options, "download", *packages, folder=partial)
-        for package in sorted(partial.glob("*.deb")):
-            with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as tar:
-                chosen = ["--wildcards", only] if only else []
-                subprocess.run(["tar", "-x", "-C", partial, *chosen], stdin=tar.stdout, check=True)
-            package.unlink()
-        shutil.rmtree(into, ignore_errors=True)
-        partial.rename(into)
-
-
 def by_source_package() -> Way:
     """The standard library built from Debian's source package of this very compiler.
 
@@ -208,7 +112,7 @@ def by_source_package() -> Way:
     version = rustc_version()
     folder = TOOLS / f"rust-src-{version}"
     if not folder.is_dir():
-        apt = Apt(SOURCE_SUITES)
+        apt = Apt(TOOLS / "apt-sources", SOURCE_SUITES)
         found = [known for known in apt.versions("rust-src") if known.startswith(f"{version}+")]
         if not found:
             raise Unavailable(f"apt: no suite has rust-src {version}")
@@ -227,7 +131,7 @@ def by_browser_compiler() -> Way:
     """
     folder = TOOLS / "rust-web"
     if not folder.is_dir():
-        apt = Apt(BROWSER_SUITES)
+        apt = Apt(TOOLS / "apt-browser", BROWSER_SUITES)
         programs = ["rustc-web", "cargo-web", "libstd-rust-web-dev"]
         apt.unpack([*programs, "rust-web-src", *apt.missing_libraries(programs)], folder)
     library = next(folder.glob("usr/src/rustc-*/library"), folder / "usr/lib/rustlib/src/rust/library")

@@ -486,6 +486,10 @@ fn resolved_text_shows_each_value_with_its_origin() {
     steps = 4  # --set
     enforce = false  # int8-rtn-v1 (built-in)
     prompts = ["The capital of France is", "2 plus 2 equals", "The opposite of hot is", "Once upon a time there was a", "The chemical symbol for gold is"]  # default
+
+    [smoke]
+    require = ["load", "numerics"]  # default
+    min_cosine = 0.999  # default
     "#);
 }
 

@@ -344,3 +344,129 @@ fn placements(ran: &Ran, functions: &[String]) -> Vec<Placement> {
 pub(super) fn median(values: &[f64]) -> Option<f64> {
     crate::gate::verdict::quantile(values, 0.5)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::recipe::Requirement;
+    use crate::runner::{Array, Arrays};
+    use crate::smoke::Case;
+
+    /// Judges a package of two functions, four calls, by what a shell's program tells; `$1` is the folder, `tell` takes a
+    /// line.
+    fn judged(script: &str) -> PackageReport {
+        let cache = tempfile::tempdir().unwrap();
+        let arrays = Arrays::from([("x".to_owned(), Array::float(&[2], vec![0.5, 1.0]))]);
+        let case = |function: &str, fresh| Case {
+            function: function.to_owned(),
+            inputs: arrays.clone(),
+            expected: arrays.clone(),
+            fresh,
+        };
+        let subject = Subject {
+            package: "somewhere/block-03.mlpackage".into(),
+            cases: vec![case("prefill", true), case("decode", false), case("decode", false), case("decode", false)],
+        };
+        let options = Options {
+            units: ComputeUnits::CpuAndAne,
+            time_limit: Duration::from_secs(600),
+            repeat: 5,
+            require: vec![Requirement::Load, Requirement::Numerics],
+            min_cosine: 0.999,
+            cache: cache.path().to_owned(),
+        };
+        let program = format!("tell() {{ echo \"$1\" >> \"$folder/events.jsonl\"; }}; folder=$1; {script}");
+        let report = judge(&subject, &options, &Program::other("/bin/sh", &["-c", &program, "child"])).unwrap();
+        let left = std::fs::read_dir(cache.path().join("smoke-v1")).unwrap().count();
+        assert_eq!(left, 0, "requests go away");
+        report
+    }
+
+    const BEGIN: &str = r#"
+        tell '{"event":"begun","stage":"compile"}'; tell '{"event":"compiled","seconds":0.5,"cached":false}'
+        tell '{"event":"begun","stage":"load"}'; tell '{"event":"loaded","function":"decode","seconds":0.25}'
+        tell '{"event":"loaded","function":"prefill","seconds":1.5}'
+    "#;
+    const PLAN: &str = r#"
+        plan() { tell '{"event":"planned","placement":{"function":"'$1'","ops":2,"preferred_on_ane":1,"supported_by_ane":2,
+            "unknown":0,"cost_preferred_on_ane":0.5,"cost_supported_by_ane":1.0,"elsewhere":[]}}'; }
+        tell '{"event":"begun","stage":"plan"}'; plan decode; plan prefill
+    "#;
+
+    fn plan() -> String {
+        PLAN.replace("\n            \"unknown", "\"unknown")
+    }
+
+    fn predicted(function: &str, cosine: &str) -> String {
+        format!(
+            r#"tell '{{"event":"begun","stage":"predict"}}'
+            tell '{{"event":"predicted","function":"{function}","seconds":0.125,"outputs":[
+            {{"output":"y","cosine":{cosine},"largest_error":0.25,"not_finite":0}}]}}'
+            "#
+        )
+        .replace("[\n            ", "[")
+    }
+
+    #[test]
+    fn what_a_child_tells_becomes_a_report() {
+        let calls = [predicted("prefill", "1.0"), predicted("decode", "0.9995").repeat(3)].concat();
+        let end = r#"tell '{"event":"begun","stage":"repeat"}'
+            tell '{"event":"repeated","function":"decode","seconds":[0.4,0.1,0.2]}'
+            tell '{"event":"memory","bytes":1048576}'; tell '{"event":"done"}'"#;
+        let report = judged(&[BEGIN, &plan(), &calls, end].concat());
+        let measured = &report.measured;
+        assert_eq!((&*report.package, &report.verdict), ("block-03.mlpackage", &Verdict::Pass), "{report:#?}");
+        assert_eq!(measured.functions, ["prefill", "decode"]);
+        let stages = [Stage::Compile, Stage::Load, Stage::Plan, Stage::Predict, Stage::Repeat];
+        assert_eq!((&measured.done[..], measured.trouble.as_ref()), (&stages[..], None));
+        let decode = measured.numerics.iter().find(|found| found.function == "decode").unwrap();
+        assert_eq!((decode.calls, decode.of, decode.min_cosine, decode.largest_error), (3, 3, Some(0.9995), 0.25));
+        assert_eq!((measured.times.compile, measured.times.compiled_before), (Some(0.5), false));
+        let times = measured.times.functions.iter().find(|times| times.function == "decode").unwrap();
+        assert_eq!((times.load, times.first, times.steady), (Some(0.25), Some(0.125), Some(0.2)));
+        assert_eq!((measured.memory, measured.load_seconds()), (Some(1 << 20), Some(1.75)));
+        assert_eq!(measured.placement.len(), 2);
+        let back: PackageReport = serde_json::from_value(serde_json::to_value(&report).unwrap()).unwrap();
+        assert_eq!(back, report);
+    }
+
+    #[test]
+    fn a_child_that_dies_is_a_failure_with_its_stage_its_words_and_a_hint() {
+        let script = [BEGIN, &plan(), &predicted("prefill", "1.0"), "echo 'from /x/y/z' >&2; kill -TRAP $$"].concat();
+        let report = judged(&script);
+        let trouble = report.measured.trouble.as_ref().unwrap();
+        assert_eq!((trouble.stage, trouble.cause, &*trouble.text), (Some(Stage::Predict), Cause::Signal, "SIGTRAP"));
+        assert_eq!(trouble.log, ["from z"]);
+        assert!(trouble.hint.is_some());
+        assert_eq!(report.failures, ["predict: killed by SIGTRAP", "`decode` gave no output to compare"]);
+    }
+
+    #[test]
+    fn a_child_that_dies_before_its_plan_is_followed_by_one_that_only_plans() {
+        let alone = "if grep -q '\"cases\":\\[\\]' \"$folder/request.json\"; then\n";
+        let done = "tell '{\"event\":\"done\"}'; exit 0; fi\n";
+        let report = judged(&[alone, &plan(), done, BEGIN, "kill -KILL $$"].concat());
+        assert_eq!(report.measured.placement.len(), 2);
+        assert_eq!(report.failures[0], "load: killed by SIGKILL");
+    }
+
+    #[test]
+    fn errors_keep_domain_and_code_and_an_end_without_a_word_is_one_too() {
+        let failed = r#"tell '{"event":"failed","text":"Core ML cannot load: no (com.apple.CoreML -14)","domain":
+            "com.apple.CoreML","code":-14}'"#;
+        let report = judged(&[BEGIN, &failed.replace("\n            ", "")].concat());
+        let trouble = report.measured.trouble.as_ref().unwrap();
+        assert_eq!(
+            (trouble.cause, trouble.domain.as_deref(), trouble.code),
+            (Cause::Error, Some("com.apple.CoreML"), Some(-14))
+        );
+        assert_eq!(report.failures[0], "load: Core ML cannot load: no (com.apple.CoreML -14)");
+        assert!(!report.measured.done.contains(&Stage::Load) && report.measured.done.contains(&Stage::Compile));
+        assert_eq!(judged("exit 3").failures[0], "start: exit status 3 without a result");
+        assert_eq!(judged("exit 0").failures[0], "start: exit status 0 without a result");
+        let garbage = judged(&[BEGIN, "tell nonsense; tell '{\"event\":\"done\"}'"].concat());
+        assert_eq!(garbage.failures[0], "load: it told `nonsense`, which is no event");
+    }
+}

@@ -26,6 +26,7 @@ fn the_program_and_every_command_explain_themselves() {
         "verify",
         "gate",
         "lint",
+        "smoke",
         "run",
         "doctor",
         "recipe",
