@@ -4,7 +4,7 @@ PYTHON ?= python3
 ANEBAKE := target/release/anebake
 VENV_PYTHON := .venv/bin/python
 
-.PHONY: bake test check setup setup-dev build lint golden golden-check schema bench
+.PHONY: bake test check setup setup-dev build lint macos-check probe golden golden-check schema bench
 
 ## Set up, build, bake the sample model (30 int8 packages and the ends of the chain in ./out), judge it, let it speak.
 bake: build
@@ -24,7 +24,7 @@ test: setup-dev cargo
 	fi
 
 ## Everything that CI checks.
-check: setup-dev cargo lint golden-check test
+check: setup-dev cargo lint macos-check golden-check test
 
 setup:
 	$(PYTHON) tools/setup.py
@@ -46,6 +46,15 @@ lint: setup-dev cargo
 	.venv/bin/ruff check python tools tests benches
 	.venv/bin/ruff format --check python tools tests benches
 	.venv/bin/mypy
+
+## Type-check and lint the code for macOS, on any system.
+macos-check: setup-dev cargo
+	$(VENV_PYTHON) tools/macos_check.py
+
+## Find out which graphs this Mac's Neural Engine takes; anywhere else: make the packages and check them.
+RESULTS ?= probe-results.json
+probe: build
+	$(ANEBAKE) probe ladder --results $(RESULTS)
 
 ## Rewrite, or check, what the tests compare with and coremltools decides.
 golden: setup-dev

@@ -56,7 +56,7 @@ class Bench:
             row.name: row
             for row in [
                 Row("process", "`anebake --version`: what starting costs"),
-                Row("floor", "read + SHA-256 of both + write, 2 threads, nothing quantized", whole),
+                Row("floor", "read + SHA-256 of what is written + write, 2 threads, nothing quantized", whole),
                 Row("floor, synced", "the same, every file synced", whole),
                 Row("native, cold", "all blocks, empty cache: template by coremltools, then stamped", whole),
                 Row("native", "all blocks, template cached by another checkpoint of the shape", whole),

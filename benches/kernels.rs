@@ -95,7 +95,7 @@ fn document() -> Value {
     let tensors: Vec<Value> = (0..11)
         .map(|index| {
             let digest = Digest::of(&[index]).to_string();
-            json!({ "name": format!("tensor.{index}.weight"), "shape": [1024, 3072], "stored_as": "BF16", "sha256": digest })
+            json!({ "name": format!("tensor.{index}.weight"), "shape": [1024, 3072], "stored_as": "BF16", "blake3": digest })
         })
         .collect();
     let scheme = json!({ "dtype": "int8", "granularity": "per_channel", "block_size": null });

@@ -5,14 +5,16 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
+use crate::lint::Severity;
 use crate::mil::Arithmetic;
+use crate::runner::coreml::ComputeUnits;
 
 /// Bakes the checkpoint of a transformer language model into Core ML packages, one per transformer block.
 #[derive(Debug, Parser)]
 #[command(name = "anebake", version, about, max_term_width = 110, propagate_version = true)]
 #[command(after_help = "Start with:\n  anebake convert --model sample\n  anebake inspect out/block-00.mlpackage\n\n\
-                        Exit status:\n    0  done\n    1  a check said no (gate, verify, diff, cache verify)\n    \
-                        2  command line or recipe\n    3  environment: Python, coremltools\n    \
+                        Exit status:\n    0  done\n    1  a check said no (gate, smoke, lint, verify, diff, cache verify)\n    \
+                        2  command line or recipe\n    3  environment: Python, coremltools, macOS\n    \
                         4  input or disk: checkpoint, hub, cache, output\n    \
                         5  --frozen, and a block is not in the cache\n  130  interrupted; the same command resumes")]
 pub struct Cli {
@@ -63,8 +65,17 @@ pub enum Command {
     Verify(Verify),
     /// Judge a baked chain: does it say what its model says?
     Gate(Gate),
+    /// Find what is known to fail: in a recipe, a package or an output folder
+    Lint(Lint),
+    /// Try the packages on Core ML: do they run, where, and are they right? Needs macOS
+    Smoke(Smoke),
+    /// One package or chain of `smoke`, in a process of its own
+    #[command(hide = true, name = "smoke-child")]
+    SmokeChild(SmokeChild),
     /// Continue a prompt with a baked chain, on any system
     Run(Run),
+    /// Find out which graphs this machine's Neural Engine takes
+    Probe(Probe),
     /// Check the environment and say how to mend it
     Doctor,
     /// List, show and check recipes
@@ -147,6 +158,12 @@ pub struct Convert {
     /// Do not judge the baked chain; `anebake gate` does it later
     #[arg(long)]
     pub no_gate: bool,
+    /// On macOS: do not try the packages on Core ML; `anebake smoke` does it later
+    #[arg(long)]
+    pub no_smoke: bool,
+    /// Bake although this lint rule finds an error; may be repeated
+    #[arg(long, value_name = "ID")]
+    pub allow: Vec<String>,
 }
 
 /// `anebake plan`.
@@ -233,6 +250,37 @@ pub enum Witness {
     Coremltools,
 }
 
+/// `anebake probe`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  anebake probe\n  anebake probe ladder --results my-mac.json\n  anebake probe ladder --only \
+                        block-mask,block-io\n\nMakes a ladder of small packages, from one norm to 28 blocks in one \
+                        package, each of which asks one question: RMSNorm, RoPE, attention, the MLP, a block by how it \
+                        keeps keys and values, rows of a call, kinds of weights, deployment targets. The reference \
+                        runner is compared with coremltools' own meaning of every package. On a Mac each package is then \
+                        run by Core ML in a process of its own, and the end is a table of what this machine takes and \
+                        the recipe to bake by. Made elsewhere, the folder can be carried to a Mac, which needs no Python.\n\n\
+                        Results hold facts about the chip and the system, no names and no paths: share them.\n\
+                        Exit status 1 where the reference runner disagrees."
+)]
+pub struct Probe {
+    /// Folder of the ladder; what it lacks is made
+    #[arg(value_name = "DIR", default_value = "ladder")]
+    pub dir: PathBuf,
+    /// Only these packages, by name
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Also write the results to a file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub results: Option<PathBuf>,
+    /// Which processors Core ML may use
+    #[arg(long, value_name = "UNITS", default_value_t)]
+    pub units: ComputeUnits,
+    /// Seconds after which a package counts as hanging
+    #[arg(long, value_name = "SECONDS", default_value = "120")]
+    pub time_limit: std::num::NonZeroU32,
+}
+
 /// `anebake gate`.
 #[derive(Debug, Args)]
 #[command(
@@ -282,6 +330,81 @@ pub struct Gate {
     /// Where the chain fails, do not look for weights to keep in float16
     #[arg(long)]
     pub no_hints: bool,
+}
+
+/// `anebake lint`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  anebake lint int8-v1\n  anebake lint out\n  anebake lint Other.mlpackage --ane\n  anebake \
+                        lint --explain weights-per-block\n\nReads, and runs nothing: a rule knows what has failed \
+                        elsewhere, and what is said about the Neural Engine (ANE) is an estimate. `anebake smoke` on a \
+                        Mac shows what happens.\n\nA recipe whose `smoke.require` names `ane`, and --ane, make errors of \
+                        what is sure to keep ops off the ANE. Exit status 1 where an error is found (--deny moves the \
+                        threshold)."
+)]
+pub struct Lint {
+    /// A recipe (name or .toml), a `.mlpackage`, or a folder of packages
+    #[arg(value_name = "RECIPE|PACKAGE|OUT", required_unless_present_any = ["explain", "list"])]
+    pub subject: Option<String>,
+    /// Override a recipe key, for instance `--set package.kv=mask`; may be repeated; with a recipe only
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Judge it as meant for the ANE, whatever the recipe demands
+    #[arg(long)]
+    pub ane: bool,
+    /// Take what this rule finds as wanted; may be repeated
+    #[arg(long, value_name = "ID")]
+    pub allow: Vec<String>,
+    /// Least severity that makes the exit status 1: `error`, `warn` or `info`
+    #[arg(long, value_name = "SEVERITY", default_value = "error")]
+    pub deny: Severity,
+    /// Say all that is known about a rule
+    #[arg(long, value_name = "ID", conflicts_with_all = ["subject", "list"])]
+    pub explain: Option<String>,
+    /// List the rules
+    #[arg(long, conflicts_with = "subject")]
+    pub list: bool,
+}
+
+/// `anebake smoke`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  anebake smoke out\n  anebake smoke out --only 0,1 --units all\n  anebake smoke out --json > \
+                        smoke.json\n\nNeeds macOS 15 and the output folder, no Python: bake anywhere, copy the folder to a \
+                        Mac, try it there. Each package is compiled, loaded and run in a process of its own, on inputs from \
+                        a run of the reference runner; what kills or hangs that process is part of the result. The columns \
+                        of the ANE are what Core ML plans; where an op ran, Core ML tells nobody.\n\nWhat counts is in the \
+                        recipe, `[smoke] require`: \"load\", \"numerics\", \"ane\". Where \"ane\" counts, an op that is \
+                        planned for another processor fails the package. The result is kept in manifest.json. Exit status 1 \
+                        where something that counts is missing, 3 where there is no Core ML."
+)]
+pub struct Smoke {
+    /// Output folder of a bake
+    #[arg(value_name = "OUT", default_value = "out")]
+    pub out: PathBuf,
+    /// Which parts of the model.
+    #[command(flatten)]
+    pub parts: Parts,
+    /// What Core ML may use: cpu, cpu-and-gpu, cpu-and-ane, all
+    #[arg(long, value_name = "UNITS", default_value_t)]
+    pub units: ComputeUnits,
+    /// Seconds that a package may take before it is killed; the chain may take this for every four packages
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = clap::value_parser!(u32).range(1..))]
+    pub time_limit: u32,
+    /// Calls of one token that follow the prompt
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub steps: u16,
+    /// Do not run the packages as one chain
+    #[arg(long)]
+    pub no_chain: bool,
+}
+
+/// `anebake smoke-child`.
+#[derive(Debug, Args)]
+pub struct SmokeChild {
+    /// Folder with the request
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
 }
 
 /// `anebake run`.

@@ -22,7 +22,10 @@
 //! | [`commands`] | one file for each subcommand; no algorithms |
 //! | [`ui`] | the only printer |
 //! | [`cli`] | what the command line can say |
+//! | [`probe`] | which graphs a machine's Neural Engine takes |
+//! | [`smoke`] | whether packages run on Core ML, and where |
 //! | [`gate`] | whether a chain says what its model says |
+//! | [`lint`] | what is known to go wrong: rules over recipe, package and environment; failures by their text |
 //! | [`bake`] | plan, template, stamp, pipeline, output |
 //! | [`runner`] | running packages, and the chain of them |
 //! | [`mil`] | what a package's program means: the interpreter |
@@ -47,10 +50,13 @@ pub mod commands;
 pub mod coremltools;
 pub mod error;
 pub mod gate;
+pub mod lint;
 pub mod mil;
 pub mod mlpackage;
+pub mod probe;
 pub mod quant;
 pub mod recipe;
 pub mod runner;
+pub mod smoke;
 pub mod tokenizer;
 pub mod ui;

@@ -340,6 +340,40 @@ impl hub::Progress for DownloadProgress<'_> {
     }
 }
 
+/// Progress over named steps: a bar on a terminal, a line for each elsewhere.
+pub struct StepProgress<'a> {
+    ui: &'a Ui,
+    bar: ProgressBar,
+}
+
+impl Ui {
+    /// Progress of something that has named steps.
+    pub fn step_progress(&self, what: &str) -> StepProgress<'_> {
+        let bar = self.bars.add(ProgressBar::new(0));
+        bar.set_style(style("{prefix} [{bar:30}] {pos}/{len}, {left}  {msg}"));
+        bar.set_prefix(what.to_owned());
+        StepProgress { ui: self, bar }
+    }
+}
+
+impl StepProgress<'_> {
+    /// `done` of `total` steps are done, `step` comes next.
+    pub fn show(&self, done: usize, total: usize, step: &str) {
+        self.bar.set_length(total as u64);
+        self.bar.set_position(done as u64);
+        self.bar.set_message(step.to_owned());
+        if !self.ui.terminal {
+            self.ui.note(format!("{}  {step}  ({}/{total})", self.bar.prefix(), done + 1));
+        }
+    }
+}
+
+impl Drop for StepProgress<'_> {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
 /// Progress over a number of bytes: a bar on a terminal, nothing elsewhere.
 pub struct ByteProgress(ProgressBar);
 

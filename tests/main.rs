@@ -12,6 +12,8 @@ mod figures;
 mod gate;
 mod graphs;
 mod interpreter;
+mod lint;
+mod probe;
 mod readers;
 mod reproducible;
 mod run;

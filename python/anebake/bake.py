@@ -42,7 +42,7 @@ def template(request_json: str, folder: Path) -> str:
     program, shared = graph.program(request, weights)
     del weights
     with _temporary_files_in(folder):
-        _convert(program, request, ct.PassPipeline.EMPTY, folder / PACKAGE)
+        to_package(program, request, ct.PassPipeline.EMPTY, folder / PACKAGE)
     package.normalise(folder / PACKAGE)
     # A program is full of cycles that hold its weights.
     del program
@@ -112,7 +112,7 @@ def convert(request_json: str, tensors: Mapping[str, npt.NDArray[Any]], folder: 
         for name, rows in request.functions.items():
             program = Program()
             program.add_function("main", graph.function(request, weights, rows)[0])
-            model = _convert(program, request, ct.PassPipeline.DEFAULT, None)
+            model = to_package(program, request, ct.PassPipeline.DEFAULT, None)
             model = _quantize(model, request)
             path = str(Path(temporary) / f"{name}.mlpackage")
             model.save(path)
@@ -126,7 +126,7 @@ def convert(request_json: str, tensors: Mapping[str, npt.NDArray[Any]], folder: 
     gc.collect()
 
 
-def _convert(program: Any, request: Request, passes: Any, path: Path | None) -> Any:
+def to_package(program: Any, request: Request, passes: Any, path: Path | None) -> Any:
     """`ct.convert` of a MIL program; the package goes to `path` or to a temporary place."""
     precision = ct.precision.FLOAT16 if request.compute_precision == "float16" else ct.precision.FLOAT32
     return ct.convert(

@@ -139,7 +139,7 @@ fn tokenizer(cache: &Cache, checkpoint: &Checkpoint) -> Result<std::result::Resu
         // A GGUF file, which may have any name, is told by its content alone.
         let weights = checkpoint.files().iter().any(|file| file.path == *path);
         let name = path.file_name().filter(|_| !weights).map(|name| name.to_string_lossy());
-        listed.push(json!({ "name": name, "size": range.end, "sha256": front_digest(cache, identity, range.end)? }));
+        listed.push(json!({ "name": name, "size": range.end, "blake3": front_digest(cache, identity, range.end)? }));
     }
     let document = json!({ "key_version": KEY_VERSION, "stage": "tokenizer", "sources": listed });
     let key = action_key(&document);
@@ -182,8 +182,11 @@ fn front_digest(cache: &Cache, file: &FileIdentity, length: u64) -> Result<Diges
     if let Some(known) = memo.get(0, length) {
         return Ok(known);
     }
-    let read = || File::open(&file.path).and_then(|file| BlobRef::of_reader(file.take(length)));
-    let digest = read().or_fault(|| Fault::input(format!("cannot read `{}`", file.path.display())))?.sha256;
+    let mut bytes = Vec::new();
+    File::open(&file.path)
+        .and_then(|file| file.take(length).read_to_end(&mut bytes))
+        .or_fault(|| Fault::input(format!("cannot read `{}`", file.path.display())))?;
+    let digest = Digest::of_source(&bytes, &mut |_| {});
     memo.insert(0, length, digest);
     // As in a bake: one that cannot be written costs a hash next time.
     let _ = memo.save();

@@ -1,6 +1,7 @@
 //! `manifest.json`: what an output folder holds, where it came from and how it was made.
 //!
-//! Everything but `timings` and the gate's result is decided by the inputs; no absolute path, host or date is in it.
+//! Everything but `timings` and the results of gate, lint and smoke is decided by the inputs; no absolute path, host or
+//! date is in it.
 
 use std::path::Path;
 
@@ -50,6 +51,12 @@ pub struct BakeManifest {
     /// What the gate said of these very packages; absent until it has run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate: Option<Value>,
+    /// What lint found in these very packages, by rule; absent until it has looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lint: Option<Value>,
+    /// What smoke found with these very packages; absent until it has run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub smoke: Option<Value>,
     /// How long it took; differs from run to run.
     pub timings: Timings,
 }
@@ -122,8 +129,8 @@ pub struct TensorRecord {
     pub first_row: Option<usize>,
     /// Dtype in the checkpoint.
     pub stored_as: String,
-    /// SHA-256 of its bytes in the checkpoint.
-    pub source_sha256: Digest,
+    /// BLAKE3 of its bytes in the checkpoint.
+    pub source_blake3: Digest,
     /// Dtype in the package: float16, float32, int8, int4.
     pub dtype: String,
     /// Granularity of its scales, where it is quantized.
@@ -214,6 +221,8 @@ impl BakeManifest {
             head,
             files: flat,
             gate: None,
+            lint: None,
+            smoke: None,
             timings: Timings { seconds: milliseconds(seconds), parts: outcomes.iter().map(timing).collect() },
         })
     }
@@ -247,13 +256,13 @@ impl BakeManifest {
         self.packages().map(|record| &*record.path).chain(self.files.iter().map(|file| &*file.path))
     }
 
-    /// Whether two manifests describe the same bake: all but what is in the output, gate and timings.
+    /// Whether two manifests describe the same bake: all but what is in the output, gate, lint, smoke and timings.
     pub fn same_bake(&self, other: &Self) -> bool {
         let head = |m: &Self| (m.schema, m.anebake.clone(), m.engine.clone(), m.model.clone());
         head(self) == head(other) && self.recipe == other.recipe && self.tools == other.tools
     }
 
-    /// Whether two manifests are equal but for gate and timings.
+    /// Whether two manifests are equal but for gate, lint, smoke and timings.
     pub fn same_content<'a>(&'a self, other: &'a Self) -> bool {
         let content = |m: &'a Self| (&m.blocks, &m.head, &m.files);
         self.same_bake(other) && content(self) == content(other)
@@ -295,7 +304,7 @@ fn tensor_record(planned: &PlannedTensor, digest: Digest, compute: &str, outcome
         shape: planned.tensor.shape.clone(),
         first_row: planned.rows.as_ref().map(|rows| rows.start),
         stored_as: planned.source.stored.clone(),
-        source_sha256: digest,
+        source_blake3: digest,
         dtype: planned.scheme.map_or(compute, |scheme| scheme.dtype.as_str()).to_owned(),
         granularity: planned.scheme.map(|scheme| scheme.granularity.as_str().to_owned()),
         block_size,

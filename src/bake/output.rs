@@ -77,6 +77,10 @@ pub struct Published {
     pub packages_removed: usize,
     /// What the gate said of this very content before.
     pub gate: Option<Value>,
+    /// What lint found in this very content before.
+    pub lint: Option<Value>,
+    /// What smoke found with this very content before.
+    pub smoke: Option<Value>,
 }
 
 /// Whether publishing came to its end.
@@ -112,9 +116,12 @@ pub fn publish(
     let mut stale: Vec<&Item<'_>> = items.iter().filter(|item| !current(item)).collect();
     if let Some(previous) = previous.as_ref().filter(|previous| previous.same_content(&manifest)) {
         if stale.is_empty() {
-            return Ok(Publication::Done(Published { gate: previous.gate.clone(), ..Published::default() }));
+            let (gate, lint, smoke) = (previous.gate.clone(), previous.lint.clone(), previous.smoke.clone());
+            return Ok(Publication::Done(Published { gate, lint, smoke, ..Published::default() }));
         }
         manifest.gate.clone_from(&previous.gate);
+        manifest.lint.clone_from(&previous.lint);
+        manifest.smoke.clone_from(&previous.smoke);
     }
     let temporary = TempDir::new_in(out).or_fault(|| unwritable(out, "cannot make a temporary folder"))?;
     remove_manifest(out)?;
@@ -165,7 +172,7 @@ pub fn publish(
         cache.contains(blob)?;
     }
     folder.sync_all().or_fault(|| unwritable(out, "cannot sync the output folder"))?;
-    published.gate = manifest.gate;
+    (published.gate, published.lint, published.smoke) = (manifest.gate, manifest.lint, manifest.smoke);
     Ok(Publication::Done(published))
 }
 
@@ -174,11 +181,31 @@ pub fn publish(
 /// # Errors
 /// There is no manifest, or it cannot be read or written.
 pub fn record_gate(out: &Path, result: Value) -> Result<()> {
+    record(out, |manifest| manifest.gate = Some(result))
+}
+
+/// Writes what lint found in the packages of an output into its manifest.
+///
+/// # Errors
+/// As [`record_gate`].
+pub fn record_lint(out: &Path, result: Value) -> Result<()> {
+    record(out, |manifest| manifest.lint = Some(result))
+}
+
+/// Writes what smoke found with an output into its manifest.
+///
+/// # Errors
+/// As [`record_gate`].
+pub fn record_smoke(out: &Path, result: Value) -> Result<()> {
+    record(out, |manifest| manifest.smoke = Some(result))
+}
+
+fn record(out: &Path, change: impl FnOnce(&mut BakeManifest)) -> Result<()> {
     let folder = locked(out)?;
     let Some(mut manifest) = BakeManifest::read(out)? else {
         return Err(Fault::input(format!("`{}` is no finished bake: it has no `{FILE_NAME}`", out.display())).into());
     };
-    manifest.gate = Some(result);
+    change(&mut manifest);
     let temporary = TempDir::new_in(out).or_fault(|| unwritable(out, "cannot make a temporary folder"))?;
     // The time until which folders are known to be unchanged stays.
     let sealed_at = modified(&out.join(FILE_NAME));

@@ -610,7 +610,7 @@ impl WeightSource for PartWeights<'_> {
         let Ok(planned) = self.find(role) else { return };
         let (all, length) = (planned.elements().max(1), planned.source.length);
         let byte = |value: u64| (u128::from(value.min(all)) * u128::from(length) / u128::from(all)) as u64;
-        self.checkpoint.release_bytes(&planned.source, byte(values.start)..byte(values.end));
+        self.checkpoint.release(&planned.source, byte(values.start)..byte(values.end));
     }
 }
 

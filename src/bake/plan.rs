@@ -8,7 +8,7 @@ use super::part::{Part, PlannedPart, PlannedTensor};
 use super::planner::Planner;
 use crate::arch::TensorKind;
 use crate::cache::{
-    ActionKey, Cache, Digest, DigestMemo, FileIdentity, action_key, action_key_of_members, canonical_json, digest_pair,
+    ActionKey, Cache, Digest, DigestMemo, FileIdentity, action_key, action_key_of_members, canonical_json,
 };
 use crate::chain::ChainFile;
 use crate::checkpoint::source::ModelSource;
@@ -19,7 +19,7 @@ use crate::quant::ComputeDtype;
 use crate::recipe::Recipe;
 
 /// Part of every key. Raise it when the same document would lead to other bytes.
-pub const KEY_VERSION: u32 = 1;
+pub const KEY_VERSION: u32 = 2;
 
 /// Who bakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ impl Plan {
                     "name": planned.tensor.role,
                     "shape": planned.tensor.shape,
                     "stored_as": planned.source.stored,
-                    "sha256": digest.to_string(),
+                    "blake3": digest.to_string(),
                 })
             })
             .collect();
@@ -133,9 +133,10 @@ impl Plan {
         let mut tensors = Vec::with_capacity(256 * part.tensors.len());
         for (planned, digest) in part.tensors.iter().zip(digests) {
             let shape: Vec<String> = planned.tensor.shape.iter().map(ToString::to_string).collect();
-            tensors.extend_from_slice(if tensors.is_empty() { b"[{\"name\":" } else { b",{\"name\":" });
+            let open = if tensors.is_empty() { '[' } else { ',' };
+            tensors.extend(format!("{open}{{\"blake3\":\"{digest}\",\"name\":").into_bytes());
             tensors.extend(quoted(&planned.tensor.role));
-            let middle = format!(",\"sha256\":\"{digest}\",\"shape\":[{}],\"stored_as\":", shape.join(","));
+            let middle = format!(",\"shape\":[{}],\"stored_as\":", shape.join(","));
             tensors.extend_from_slice(middle.as_bytes());
             tensors.extend(quoted(&planned.source.stored));
             tensors.push(b'}');
@@ -201,35 +202,20 @@ pub fn known_digests(memos: &[DigestMemo<'_>], tensors: &[PlannedTensor]) -> Opt
     tensors.iter().map(|planned| known(&planned.source)).collect()
 }
 
-/// Digests of tensors as they are stored, from the memos where they are known. What must be hashed is hashed in pairs.
+/// Digests of tensors as they are stored, from the memos where they are known.
 pub fn tensor_digests(checkpoint: &Checkpoint, memos: &[DigestMemo<'_>], tensors: &[PlannedTensor]) -> Vec<Digest> {
-    let known = |tensor: &TensorRef| memos[tensor.file].get(tensor.offset, tensor.length);
-    let keep = |tensor: &TensorRef, digest| {
-        memos[tensor.file].insert(tensor.offset, tensor.length, digest);
-        checkpoint.release(tensor);
-    };
-    let digest_both = |left: &TensorRef, right: Option<&TensorRef>| {
-        let mut released = 0;
-        let bytes = |tensor| checkpoint.stored_bytes(tensor);
-        digest_pair(bytes(left), right.map(bytes).unwrap_or_default(), &mut |done| {
-            let passed = released..done as u64;
-            released = passed.end;
-            [Some(left), right].into_iter().flatten().for_each(|one| checkpoint.release_bytes(one, passed.clone()));
+    let digest = |tensor: &TensorRef| {
+        let memo = &memos[tensor.file];
+        memo.get(tensor.offset, tensor.length).unwrap_or_else(|| {
+            let mut released = 0;
+            let digest = Digest::of_source(checkpoint.stored_bytes(tensor), &mut |done| {
+                checkpoint.release(tensor, released..done as u64);
+                released = done as u64;
+            });
+            memo.insert(tensor.offset, tensor.length, digest);
+            digest
         })
     };
-    // Neighbours by length share most of their blocks.
-    let mut unknown: Vec<&TensorRef> =
-        tensors.iter().map(|planned| &planned.source).filter(|tensor| known(tensor).is_none()).collect();
-    unknown.sort_by_key(|tensor| tensor.length);
-    for pair in unknown.chunks(2) {
-        let (left, right) = (pair[0], pair.get(1).copied());
-        let digests = digest_both(left, right);
-        keep(left, digests.0);
-        if let Some(right) = right {
-            keep(right, digests.1);
-        }
-    }
-    let digest = |tensor: &TensorRef| known(tensor).unwrap_or_else(|| Digest::of(checkpoint.stored_bytes(tensor)));
     tensors.iter().map(|planned| digest(&planned.source)).collect()
 }
 

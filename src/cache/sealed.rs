@@ -21,7 +21,7 @@ impl Seal {
         match self {
             Self::Action => "action",
             Self::Signature => "signature",
-            Self::Digests => "digests",
+            Self::Digests => "source digests",
             Self::Output => "output",
             Self::Subject => "subject",
         }

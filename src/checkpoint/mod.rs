@@ -329,13 +329,9 @@ impl Checkpoint {
         format!("tensor `{}` in `{}`", tensor.name, self.sources[tensor.file].path.display())
     }
 
-    /// Gives back the memory that reading the tensor's stored bytes took. They can still be read.
-    pub fn release(&self, tensor: &TensorRef) {
-        self.release_bytes(tensor, 0..tensor.length);
-    }
-
-    /// [`Self::release`] for some of the stored bytes; those beyond the tensor's end do not count.
-    pub fn release_bytes(&self, tensor: &TensorRef, bytes: Range<u64>) {
+    /// Gives back the memory that reading some of the tensor's stored bytes took; those beyond its end do not count.
+    /// They can still be read.
+    pub fn release(&self, tensor: &TensorRef, bytes: Range<u64>) {
         let (start, end) = (bytes.start.min(tensor.length), bytes.end.min(tensor.length));
         self.files[tensor.file].release((tensor.offset + start) as usize, end.saturating_sub(start) as usize);
     }

@@ -8,7 +8,8 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::judge::{Judgement, judge};
-use super::{Opened, default_jobs, total_size};
+use super::lint::{Linted, lint_packages, lint_recipe};
+use super::{Opened, default_jobs, smoke, total_size};
 use crate::bake::ends;
 use crate::bake::manifest::BakeManifest;
 use crate::bake::output::{Contents, Item, Publication, publish};
@@ -40,13 +41,16 @@ struct Summary<'a> {
     bytes: u64,
     seconds: f64,
     python_started: bool,
+    lint: &'a Linted,
     gate: &'a Judgement,
+    smoke: &'a smoke::Outcome,
 }
 
 pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let start = Instant::now();
     let opened =
         Opened::new(&options.selection, options.baker.engine.into(), |layers| options.parts.of(layers), global, ui)?;
+    let mut linted = lint_recipe(&opened, &options.allow)?;
     let run_options =
         Options { jobs: options.jobs.unwrap_or_else(default_jobs), force: options.force, frozen: options.frozen };
     let bake = opened.bake(&opened.plan);
@@ -105,7 +109,11 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
     if !ui.is_json() {
         report(options, &opened, &outcomes, seconds, ui);
     }
-    let judgement = if options.no_gate {
+    lint_packages(&opened, &options.out, published.lint, &options.allow, &mut linted)?;
+    linted.warn(&options.out, ui);
+    let judgement = if linted.errors > 0 {
+        Judgement::skipped("lint found errors")
+    } else if options.no_gate {
         Judgement::skipped("--no-gate")
     } else if opened.plan.chain.is_none() {
         Judgement::skipped("only some parts were baked")
@@ -114,6 +122,9 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
     } else {
         judge(&opened, &options.out, published.gate.clone(), ui)?
     };
+    let Opened { recipe, cache, .. } = &opened;
+    let smoke =
+        smoke::at_end_of_bake(&options.out, &recipe.smoke, cache, published.smoke.as_ref(), options.no_smoke, ui)?;
     if ui.is_json() {
         let cached = outcomes.iter().filter(|outcome| outcome.cached).count();
         ui.json(&Summary {
@@ -131,11 +142,14 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
             bytes: total_size(&outcomes),
             seconds,
             python_started: coremltools::started(),
+            lint: &linted,
             gate: &judgement,
+            smoke: &smoke,
         })?;
     }
-    let failed = judgement.passed == Some(false);
-    Ok(if failed && opened.recipe.gate.enforce { ExitCode::from(Status::CheckFailed as u8) } else { ExitCode::SUCCESS })
+    let failed = judgement.passed == Some(false) && opened.recipe.gate.enforce;
+    let failed = failed || linted.errors > 0 || smoke.passed == Some(false);
+    Ok(if failed { ExitCode::from(Status::CheckFailed as u8) } else { ExitCode::SUCCESS })
 }
 
 fn blocks(outcomes: &[Outcome]) -> usize {

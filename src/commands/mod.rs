@@ -9,9 +9,12 @@ mod explain;
 mod gate;
 mod inspect;
 mod judge;
+mod lint;
 mod plan;
+mod probe;
 mod recipe;
 mod run;
+mod smoke;
 mod verify;
 
 use std::process::ExitCode;
@@ -38,7 +41,7 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// # Errors
 /// Whatever stops it; [`crate::error::status`] tells the exit status.
 pub fn run(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
-    catch_interrupts(matches!(cli.command, Command::Run(_)))?;
+    catch_interrupts(matches!(cli.command, Command::Run(_) | Command::Smoke(_) | Command::SmokeChild(_)))?;
     let result = dispatch(cli, ui);
     if result.is_err() && INTERRUPTED.load(Ordering::SeqCst) {
         // The failure is that of a writer whose temporary folder is gone; the thread that removed it ends the process.
@@ -59,7 +62,11 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
         Command::Diff(options) => diff::run(options, ui),
         Command::Verify(options) => verify::run(options, global, ui),
         Command::Gate(options) => gate::run(options, global, ui),
+        Command::Lint(options) => lint::run(options, global, ui),
+        Command::Smoke(options) => smoke::run(options, global, ui),
+        Command::SmokeChild(options) => smoke::child(options),
         Command::Run(options) => run::run(options, ui),
+        Command::Probe(options) => probe::run(options, global, ui),
         Command::Doctor => doctor::run(global, ui),
         Command::Recipe(command) => recipe::run(command, ui),
         Command::Cache(command) => cache::run(command, global, ui),

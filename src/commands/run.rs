@@ -16,7 +16,7 @@ use crate::cli::Run;
 use crate::error::{Fault, OrFault};
 use crate::mil::{Headroom, OpHeadroom};
 use crate::runner::generate::{Call, Generated, Limits, Stop, generate};
-use crate::runner::{Chain, ReferenceRunner, Sampler, Sampling};
+use crate::runner::{Chain, ReferenceRunner, Sampler, Sampling, memory};
 use crate::tokenizer::chat::{Message, render};
 use crate::tokenizer::{Stream, Tokenizer};
 use crate::ui::{Ui, bytes};
@@ -111,7 +111,8 @@ pub(super) fn run(options: &Run, ui: &Ui) -> Result<ExitCode> {
             overflow = Some((op, token_of(call, file.model.hidden)));
         }
     };
-    let generated = generate(&chain, &input.tokens, &limits, &mut sampler, &mut |token| output.take(token), &mut watch);
+    let watch = headroom.is_some().then_some(&mut watch as &mut dyn FnMut(Call<'_>));
+    let generated = generate(&chain, &input.tokens, &limits, &mut sampler, &mut |token| output.take(token), watch);
     let text = output.finish()?;
     let headroom = headroom.map(|headroom| HeadroomReport {
         ops: headroom.ops().into_iter().map(Op::from).collect(),
@@ -138,7 +139,7 @@ pub(super) fn run(options: &Run, ui: &Ui) -> Result<ExitCode> {
         tokens: generated.tokens.len(),
         decode_tokens_per_second: rate(&generated),
         seed,
-        peak_memory_bytes: peak_memory(),
+        peak_memory_bytes: memory::peak(),
     };
     if ui.is_json() {
         ui.json(&Report {
@@ -350,11 +351,4 @@ fn rate(generated: &Generated) -> Option<f64> {
 /// A seed that differs from run to run: what the standard library seeds its maps with.
 fn any_seed() -> u64 {
     std::hash::RandomState::new().build_hasher().finish()
-}
-
-/// The most memory that the process had at once, where the system tells.
-fn peak_memory() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kibibytes| kibibytes * 1024)
 }

@@ -118,4 +118,24 @@ impl Python {
         })
         .with_context(|| format!("cannot bake into `{}`", folder.display()))
     }
+
+    /// The rungs of the ladder of probe packages, the lowest first, as JSON.
+    ///
+    /// # Errors
+    /// An environment fault where Python fails.
+    pub fn rungs(&self) -> Result<String> {
+        attached("listing the ladder", |py| py.import("anebake.ladder")?.call_method0("listing")?.extract())
+    }
+
+    /// Bakes a rung into `folder`: `<id>.mlpackage`, normalised, and `<id>.npz`, the arrays of its calls. Gives the
+    /// function of each call.
+    ///
+    /// # Errors
+    /// An environment fault where Python fails.
+    pub fn rung(&self, id: &str, folder: &Path) -> Result<Vec<String>> {
+        let reply: String = attached("baking a probe package", |py| {
+            py.import("anebake.ladder")?.call_method1("make", (id, folder))?.extract()
+        })?;
+        serde_json::from_str(&reply).or_fault(|| Fault::environment("a rung's reply is not what it should be"))
+    }
 }

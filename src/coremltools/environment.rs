@@ -3,7 +3,7 @@
 use super::interpreter::linked_version;
 use crate::error::Fault;
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,8 @@ const NUMPY_BELOW: (u32, u32) = (2, 4);
 pub(super) const SETUP: &str = "run `make setup`, or name an interpreter that has it in `ANEBAKE_PYTHON`";
 
 /// Versions of what decides a package's bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ToolVersions {
     /// coremltools, for instance `9.0`.
     pub coremltools: String,
@@ -67,7 +68,7 @@ impl Environment {
 
     fn first_with_coremltools(candidates: &[PathBuf]) -> Result<Self> {
         let found = candidates.iter().filter_map(|path| Self::at(path).ok());
-        found.into_iter().find(|environment| environment.version_of("coremltools").is_some()).ok_or_else(|| {
+        found.into_iter().find(|environment| environment.package_version("coremltools").is_some()).ok_or_else(|| {
             let places: Vec<_> = candidates.iter().map(|path| format!("`{}`", path.display())).collect();
             let message = format!("no Python environment with coremltools; looked at {}", places.join(", "));
             Fault::environment(message).with_hint(SETUP).into()
@@ -120,8 +121,8 @@ impl Environment {
     /// other than 9.0, numpy 2.4 or later.
     pub fn tool_versions(&self) -> Result<ToolVersions> {
         let (linked, executable) = (linked_version(), self.executable.display());
-        let folder = self.site_packages.parent().and_then(Path::file_name).and_then(|name| name.to_str());
-        let own = folder.and_then(|name| name.strip_prefix("python")).unwrap_or("?");
+        let own = self.python_version();
+        let own = own.as_deref().unwrap_or("?");
         if Some(own) != minor(linked) {
             return Err(Fault::environment(format!(
                 "`{executable}` is Python {own}, but this program is linked with Python {linked}"
@@ -130,7 +131,7 @@ impl Environment {
             .into());
         }
         let version = |package: &str| {
-            self.version_of(package).or_fault(|| {
+            self.package_version(package).or_fault(|| {
                 Fault::environment(format!("`{package}` is not installed for `{executable}`")).with_hint(SETUP)
             })
         };
@@ -156,7 +157,14 @@ impl Environment {
         Ok(ToolVersions { coremltools, numpy, protobuf: version("protobuf")?, python: linked.to_owned() })
     }
 
-    fn version_of(&self, package: &str) -> Option<String> {
+    /// The minor version of its Python, for instance `3.11`, from the name of the folder of its packages.
+    pub fn python_version(&self) -> Option<String> {
+        let folder = self.site_packages.parent()?.file_name()?.to_str()?;
+        folder.strip_prefix("python").map(str::to_owned)
+    }
+
+    /// The version of an installed package, unchecked.
+    pub fn package_version(&self, package: &str) -> Option<String> {
         std::fs::read_dir(&self.site_packages).ok()?.flatten().find_map(|entry| {
             let name = entry.file_name();
             let version = name.to_str()?.strip_suffix(".dist-info")?.strip_prefix(package)?.strip_prefix('-')?;

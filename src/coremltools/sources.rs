@@ -37,6 +37,7 @@ pub(super) const MODULES: &[Module] = &[
     module!("anebake.graph", "graph.py"),
     module!("anebake.head", "head.py"),
     module!("anebake.kv", "kv.py"),
+    module!("anebake.ladder", "ladder.py"),
     module!("anebake.layers", "layers.py"),
     module!("anebake.oracle", "oracle.py"),
     module!("anebake.package", "package.py"),

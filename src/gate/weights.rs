@@ -109,7 +109,7 @@ pub(super) fn float32(checkpoint: &Checkpoint, name: &str, shape: &[usize]) -> R
         return Err(wrong(format!("shape {:?} where the model's config asks for {shape:?}", tensor.shape)).into());
     }
     let values = read(checkpoint, &tensor)?;
-    checkpoint.release(&tensor);
+    checkpoint.release(&tensor, 0..tensor.length);
     if let Some(at) = values.iter().position(|value| !value.is_finite()) {
         return Err(wrong(format!("element {at} is {}", values[at])).into());
     }

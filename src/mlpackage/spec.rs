@@ -93,7 +93,21 @@ pub struct ArrayFeatureType {
     /// `ArrayDataType`.
     #[prost(int32, tag = "2")]
     pub data_type: i32,
+    /// The shapes that it may have, where they are listed.
+    #[prost(message, optional, tag = "21")]
+    pub enumerated_shapes: Option<EnumeratedShapes>,
+    /// The range that each axis may have, where it has one.
+    #[prost(message, optional, tag = "31")]
+    pub shape_range: Option<ShapeRange>,
 }
+
+/// `ArrayFeatureType.EnumeratedShapes`; the shapes are not decoded.
+#[derive(Clone, PartialEq, Message)]
+pub struct EnumeratedShapes {}
+
+/// `ArrayFeatureType.ShapeRange`; the ranges are not decoded.
+#[derive(Clone, PartialEq, Message)]
+pub struct ShapeRange {}
 
 impl ArrayFeatureType {
     /// The field's spelling of the dtype, or `None` for a number that the format does not define.

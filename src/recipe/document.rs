@@ -7,8 +7,8 @@ use std::sync::LazyLock;
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::{Deserialize, Serialize};
 
-use super::values::{ComputePrecision, Granularity, KvCache, Norm, Rounding, Scheme, Target, WeightDtype};
-use super::{Functions, Gate, Package};
+use super::values::{ComputePrecision, Granularity, KvCache, Norm, Requirement, Rounding, Scheme, Target, WeightDtype};
+use super::{Functions, Gate, Package, Smoke};
 
 /// What the gate asks where a recipe does not say: short, with one likely answer each.
 const DEFAULT_PROMPTS: [&str; 5] = [
@@ -55,6 +55,9 @@ pub(super) struct Document {
     /// What the chain of packages must reach to pass.
     #[serde(default)]
     pub gate: Gate,
+    /// What the packages must show on Core ML to pass.
+    #[serde(default)]
+    pub smoke: Smoke,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
@@ -145,6 +148,12 @@ impl Default for Package {
 impl Default for Functions {
     fn default() -> Self {
         Self { decode: 1, prefill: 64 }
+    }
+}
+
+impl Default for Smoke {
+    fn default() -> Self {
+        Self { require: vec![Requirement::Load, Requirement::Numerics], min_cosine: 0.999 }
     }
 }
 

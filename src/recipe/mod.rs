@@ -27,7 +27,7 @@ mod tests;
 pub mod values;
 
 pub use document::schema_text;
-pub use values::{ComputePrecision, Granularity, KvCache, Norm, Rounding, Scheme, Target, WeightDtype};
+pub use values::{ComputePrecision, Granularity, KvCache, Norm, Requirement, Rounding, Scheme, Target, WeightDtype};
 
 use document::{Document, ModelKeys, OverrideKeys, WeightKeys};
 use layers::{Layer, Merged};
@@ -137,6 +137,17 @@ pub struct Gate {
     pub enforce: bool,
     /// Texts that the chain continues; at least one.
     pub prompts: Vec<String>,
+}
+
+/// What the packages must show on Core ML to pass.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Smoke {
+    /// What counts; with `[]` nothing does. Where `ane` counts, a fallback to another processor fails.
+    pub require: Vec<Requirement>,
+    /// Least cosine between an output and the reference runner's.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub min_cosine: f64,
 }
 
 /// The model of a recipe.
@@ -278,6 +289,8 @@ pub struct Recipe {
     pub overrides: Vec<Override>,
     /// The gate. Decides nothing about a package's bytes.
     pub gate: Gate,
+    /// What counts on Core ML. Decides nothing about a package's bytes.
+    pub smoke: Smoke,
     origins: BTreeMap<String, Origin>,
 }
 
@@ -376,6 +389,7 @@ impl Recipe {
             weights: Weights::from_keys(&document.weights),
             overrides,
             gate: document.gate,
+            smoke: document.smoke,
             origins: BTreeMap::new(),
         };
         add_defaults(&recipe.resolved(), "", &mut origins);
@@ -439,6 +453,7 @@ impl Recipe {
                 .map(|entry| OverrideKeys { tensors: entry.tensors.clone(), weights: entry.weights.keys() })
                 .collect(),
             gate: self.gate.clone(),
+            smoke: self.smoke.clone(),
         };
         serde_json::to_value(document).expect("a recipe holds nothing that JSON cannot")
     }

@@ -149,6 +149,16 @@ words! {
         PerTensor = "per_tensor",
     }
 
+    /// What a package must show on Core ML.
+    Requirement {
+        /// It compiles, loads and runs to the end.
+        Load = "load",
+        /// Its outputs are those of the reference runner.
+        Numerics = "numerics",
+        /// Core ML's plan prefers the Neural Engine for every op.
+        Ane = "ane",
+    }
+
     /// How a weight divided by its scale becomes an integer.
     Rounding {
         /// To the nearest, ties to even.

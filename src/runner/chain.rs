@@ -21,6 +21,9 @@ pub enum Rows {
     All,
 }
 
+/// Is given the number of each block and its output rows.
+type Watch<'a> = &'a mut dyn FnMut(usize, &[f32]);
+
 /// A loaded chain.
 pub struct Chain {
     file: ChainFile,
@@ -91,7 +94,7 @@ impl Chain {
     /// # Errors
     /// A token that the vocabulary lacks, more tokens than the context holds, or a failing package.
     pub fn feed(&self, session: &mut Session, tokens: &[u32], rows: Rows) -> Result<Vec<Vec<f32>>> {
-        self.feed_watched(session, tokens, rows, &mut |_, _| {})
+        self.feed_and(session, tokens, rows, None)
     }
 
     /// [`Self::feed`]; `watch` is given the number of each block and its output rows, `hidden` wide, one for each of
@@ -105,6 +108,17 @@ impl Chain {
         tokens: &[u32],
         rows: Rows,
         watch: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<Vec<Vec<f32>>> {
+        self.feed_and(session, tokens, rows, Some(watch))
+    }
+
+    /// Unwatched, what a block gives goes into the next one as it is: a device need not show it.
+    fn feed_and(
+        &self,
+        session: &mut Session,
+        tokens: &[u32],
+        rows: Rows,
+        mut watch: Option<Watch<'_>>,
     ) -> Result<Vec<Vec<f32>>> {
         let context = self.file.context;
         if session.position + tokens.len() > context {
@@ -122,12 +136,14 @@ impl Chain {
             let function = self.function(session.position, rest.len());
             let (now, later) = rest.split_at(function.tokens.min(rest.len()));
             let mut hidden = self.embed(now, function.rows)?;
-            let mut step = self.step(function, session.position, now.len());
+            let mut step = self.step(function, session.position, now.len())?;
             for (index, (block, kept)) in self.blocks.iter().zip(&mut session.blocks).enumerate() {
                 hidden = step
                     .run(block.as_ref(), hidden, kept)
                     .with_context(|| format!("block {index}, position {}", session.position))?;
-                watch(index, &hidden.floats()?[..now.len() * self.file.model.hidden]);
+                if let Some(watch) = &mut watch {
+                    watch(index, &hidden.floats()?[..now.len() * self.file.model.hidden]);
+                }
             }
             session.position += now.len();
             rest = later;
@@ -160,7 +176,7 @@ impl Chain {
             let function = self.function(done, count - done);
             let now = function.tokens.min(count - done);
             let hidden = padded(&rows[done * width..(done + now) * width], width, function.rows);
-            let result = self.step(function, done, now).run(block.as_ref(), hidden, &mut kept)?;
+            let result = self.step(function, done, now)?.run(block.as_ref(), hidden, &mut kept)?;
             output.extend_from_slice(&result.floats()?[..now * width]);
             done += now;
         }
@@ -177,8 +193,12 @@ impl Chain {
         best.unwrap_or(&self.file.functions[0])
     }
 
-    fn step<'a>(&'a self, function: &'a FunctionInfo, position: usize, real: usize) -> Step<'a> {
-        Step::new(&self.file, self.rope.as_ref(), function, position, real)
+    fn step<'a>(&'a self, function: &'a FunctionInfo, position: usize, real: usize) -> Result<Step<'a>> {
+        let step = Step::new(&self.file, self.rope.as_ref(), function, position, real);
+        match self.blocks.first() {
+            Some(block) => step.held_by(block.as_ref()),
+            None => Ok(step),
+        }
     }
 
     fn embed(&self, tokens: &[u32], rows: usize) -> Result<Array> {

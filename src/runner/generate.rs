@@ -65,7 +65,8 @@ pub struct Call<'a> {
     pub rows: &'a [f32],
 }
 
-/// Continues `prompt`. `take` is given each token and says whether more are wanted; `watch` follows every call.
+/// Continues `prompt`. `take` is given each token and says whether more are wanted; `watch`, if any, follows
+/// every call.
 ///
 /// # Errors
 /// The prompt is empty or longer than the context, a package fails, logits are not finite, or what `take` says.
@@ -75,7 +76,7 @@ pub fn generate(
     limits: &Limits<'_>,
     sampler: &mut Sampler,
     take: &mut dyn FnMut(u32) -> Result<bool>,
-    watch: &mut dyn FnMut(Call<'_>),
+    mut watch: Option<&mut dyn FnMut(Call<'_>)>,
 ) -> Result<Generated> {
     let context = chain.file().context;
     if prompt.is_empty() {
@@ -91,13 +92,19 @@ pub fn generate(
     let mut next = |session: &mut super::Session, tokens: &[u32]| -> Result<u32> {
         let mut position = session.position();
         let last = chain.blocks().len().saturating_sub(1);
-        let logits = chain.feed_watched(session, tokens, Rows::Last, &mut |block, rows| {
-            watch(Call { position, rows });
-            if block == last {
-                position += rows.len() / width;
+        let logits = match &mut watch {
+            None => chain.feed(session, tokens, Rows::Last)?,
+            Some(watch) => {
+                let logits = chain.feed_watched(session, tokens, Rows::Last, &mut |block, rows| {
+                    watch(Call { position, rows });
+                    if block == last {
+                        position += rows.len() / width;
+                    }
+                })?;
+                watch(Call { position: session.position() - 1, rows: &[] });
+                logits
             }
-        })?;
-        watch(Call { position: session.position() - 1, rows: &[] });
+        };
         let logits = logits.last().context("the chain gave no logits")?;
         sampler.next(logits).or_fault(|| {
             Fault::input(format!("no token can be chosen at position {}", session.position())).with_hint(

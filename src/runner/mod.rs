@@ -1,10 +1,13 @@
 //! Running packages: what a runner can do, and the chain of packages that is a language model.
 //!
-//! Owns the interface that every runner has ([`Runner`], [`Model`]) and how blocks are chained ([`Chain`]). What an op
-//! means is left to `mil`.
+//! Owns the interface that every runner has ([`Runner`], [`Model`]), how blocks are chained ([`Chain`]), and how Core ML
+//! is called ([`coreml`]). What an op means is left to `mil`.
 
 mod chain;
+pub mod coreml;
 pub mod generate;
+mod held;
+pub mod memory;
 mod reference;
 mod sampler;
 mod step;
@@ -18,6 +21,7 @@ use anyhow::{Result, bail};
 use crate::mlpackage::inventory::FunctionInfo;
 
 pub use chain::{Chain, Rows, Session};
+pub use held::{Held, OnDevice};
 pub use reference::{ReferenceRunner, Replacements};
 pub use sampler::{Sampler, Sampling, greedy};
 
@@ -40,6 +44,16 @@ pub trait Model: Send + Sync {
     /// # Errors
     /// They cannot be made.
     fn new_state(&self) -> Result<State>;
+
+    /// Brings the input `name`, which many calls share, to where the device reads it. What comes back stands for the same
+    /// values.
+    ///
+    /// # Errors
+    /// The device does not take it.
+    fn hold(&self, name: &str, array: Array) -> Result<Array> {
+        let _ = name;
+        Ok(array)
+    }
 
     /// Runs `function`; `state` is updated in place.
     ///
@@ -82,6 +96,8 @@ pub enum Data {
     Float(Vec<f32>),
     /// Integers and bools.
     Int(Vec<i32>),
+    /// Floats that a device keeps.
+    Held(Held),
 }
 
 impl Array {
@@ -97,25 +113,29 @@ impl Array {
         Self { shape: shape.to_vec(), data: Data::Int(values) }
     }
 
-    /// The floats.
+    /// The floats; those that a device keeps are read from it.
     ///
     /// # Errors
-    /// It holds integers.
+    /// It holds integers, or the device does not give them.
     pub fn floats(&self) -> Result<&[f32]> {
         match &self.data {
             Data::Float(values) => Ok(values),
+            Data::Held(held) => held.floats(),
             Data::Int(_) => bail!("integers where floats were expected"),
         }
     }
 
-    /// The floats, to be changed.
+    /// The floats, to be changed; those that a device keeps are copied from it first.
     ///
     /// # Errors
-    /// It holds integers.
+    /// It holds integers, or the device does not give them.
     pub fn floats_mut(&mut self) -> Result<&mut [f32]> {
+        if let Data::Held(held) = &self.data {
+            self.data = Data::Float(held.floats()?.to_vec());
+        }
         match &mut self.data {
             Data::Float(values) => Ok(values),
-            Data::Int(_) => bail!("integers where floats were expected"),
+            Data::Held(_) | Data::Int(_) => bail!("integers where floats were expected"),
         }
     }
 }

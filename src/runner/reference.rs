@@ -95,12 +95,12 @@ impl Model for ReferenceModel {
 fn tensor(array: &Array) -> Result<Tensor> {
     let count: usize = array.shape.iter().product();
     let held = match &array.data {
-        Data::Float(values) => values.len(),
         Data::Int(values) => values.len(),
+        Data::Float(_) | Data::Held(_) => array.floats()?.len(),
     };
     ensure!(held == count, "{held} values for shape {:?}", array.shape);
     Ok(match &array.data {
-        Data::Float(values) => Tensor::from_slice(values, &array.shape[..], &Device::Cpu)?,
+        Data::Float(_) | Data::Held(_) => Tensor::from_slice(array.floats()?, &array.shape[..], &Device::Cpu)?,
         Data::Int(values) => {
             let values: Vec<i64> = values.iter().map(|&value| value.into()).collect();
             Tensor::from_vec(values, &array.shape[..], &Device::Cpu)?

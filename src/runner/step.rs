@@ -134,6 +134,19 @@ impl<'a> Step<'a> {
         Self { file, function, position, real, inputs }
     }
 
+    /// With the inputs that all blocks share where their device reads them, so that they are brought there once.
+    ///
+    /// # Errors
+    /// The device does not take one.
+    pub(super) fn held_by(mut self, block: &dyn Model) -> Result<Self> {
+        let hold = |(name, array): (String, Array)| {
+            let held = block.hold(&name, array)?;
+            Ok((name, held))
+        };
+        self.inputs = std::mem::take(&mut self.inputs).into_iter().map(hold).collect::<Result<_>>()?;
+        Ok(self)
+    }
+
     /// Runs a block on [1, rows, hidden]; gives its output, of the same shape.
     ///
     /// # Errors

@@ -25,6 +25,7 @@ fn the_program_and_every_command_explain_themselves() {
         "diff",
         "verify",
         "gate",
+        "lint",
         "run",
         "doctor",
         "recipe",

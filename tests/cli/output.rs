@@ -8,7 +8,7 @@ use crate::support::{Bench, TinyModel, files, stderr, stdout};
 
 #[test]
 fn quiet_success_prints_nothing_and_progress_goes_to_stderr_even_when_python_starts() {
-    let bench = Bench::new(&TinyModel::new("llama", 1));
+    let bench = Bench::new(&TinyModel::new("qwen3", 1));
     let quiet = bench.convert(&["-q"]);
     assert_eq!((stdout(&quiet), stderr(&quiet)), (String::new(), String::new()));
     assert_eq!(files(&bench.path("out")).len(), 12);

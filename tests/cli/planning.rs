@@ -57,7 +57,7 @@ fn an_explanation_names_what_changed() {
     model.write(&bench.path("model"));
     let text = explain(&[]);
     let lines: Vec<&str> = text.split_once(changed).unwrap().1.lines().collect();
-    assert!(lines.len() == 1 && lines[0].starts_with("  tensors[mlp.up_proj.weight].sha256: "), "{text}");
+    assert!(lines.len() == 1 && lines[0].starts_with("  tensors[mlp.up_proj.weight].blake3: "), "{text}");
     let text = run(&bench, &["explain", "0", "--model", "model", "--set", "package.context=128"]);
     assert!(text.contains("cached   package "), "the other block did not change: {text}");
 

@@ -72,8 +72,9 @@ fn with_package<R>(f: impl FnOnce(&Path) -> R) -> R {
     })
 }
 
-/// Opens a package, takes stock of it, and runs all of it; whether something ran to its end.
+/// Opens a package, takes stock of it, lints it, and runs all of it; whether something ran to its end.
 fn exercise(package: &Path, random: &mut Random) -> anyhow::Result<bool> {
+    drop(anebake::lint::run::package(package, true));
     let opened = Package::open(package)?;
     let blobs = opened.blobs();
     let names: Vec<String> = opened.functions()?.into_iter().map(|function| function.name).collect();

@@ -29,6 +29,8 @@ fn written(graph: &Graph) -> (tempfile::TempDir, PathBuf) {
 
 /// Loads a package and runs `main` on zeros of shape [2, 3] for `x`, or of what it declares.
 fn attempt(package: &std::path::Path, x: &[usize]) -> anyhow::Result<Arrays> {
+    // What is malformed may be a finding or an error, but no panic.
+    drop(anebake::lint::run::package(package, true));
     let model = ReferenceRunner::new(Arithmetic::Fp16).open(package)?;
     let mut state = model.new_state()?;
     let zeros = Array::float(x, vec![0.0; x.iter().product()]);

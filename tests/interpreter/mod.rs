@@ -5,7 +5,7 @@ mod blocks;
 mod cases;
 mod corpus;
 mod fuzz;
-mod graph;
+pub mod graph;
 mod malformed;
 mod programs;
 
