@@ -16,7 +16,7 @@ impl ModelConfig {
         for function in [libm::cos, libm::sin] {
             for position in 0..context {
                 let start = table.len();
-                table.extend(frequencies.iter().map(|frequency| f16::from_f64(function(position as f64 * frequency))));
+                table.extend(frequencies.iter().map(|frequency| to_f16(function(position as f64 * frequency))));
                 table.extend_from_within(start..);
             }
         }
@@ -42,5 +42,40 @@ impl ModelConfig {
                 })
                 .collect(),
         }
+    }
+}
+
+/// `value` as the nearest float16, ties to even. `f16::from_f64` rounds to float32 on the way where the CPU converts no
+/// other floats, and that twice-rounded value is another one now and then.
+fn to_f16(value: f64) -> f16 {
+    let nearest = value as f32;
+    let bits = match f64::from(nearest) {
+        same if same == value => nearest.to_bits(),
+        // Rounded to odd: the last bit tells that something was cut off, so the next rounding sees on which side it was.
+        larger if larger.abs() > value.abs() => (nearest.to_bits() - 1) | 1,
+        _ => nearest.to_bits() | 1,
+    };
+    f16::from_f32(f32::from_bits(bits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_rounded_once() {
+        // Just below and above the middle between two float16, nearer to it than float32 tells.
+        let (low, high) = (f16::from_f32(0.5), f16::from_f32(0.5 + 2.0f32.powi(-11)));
+        let middle = 0.5 + 2.0f64.powi(-12);
+        for sign in [1.0, -1.0] {
+            let signed = |value: f16| if sign > 0.0 { value } else { -value };
+            assert_eq!(to_f16(sign * (middle - 1e-12)), signed(low));
+            assert_eq!(to_f16(sign * middle), signed(low), "a tie goes to the even one");
+            assert_eq!(to_f16(sign * (middle + 1e-12)), signed(high));
+        }
+        for exact in [0.0, -0.0, 1.0, -1.0, 0.333_251_953_125] {
+            assert_eq!(to_f16(exact).to_bits(), f16::from_f32(exact as f32).to_bits());
+        }
+        assert_eq!(to_f16(1e-9), f16::ZERO);
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod blob;
 pub mod compare;
+mod digest;
 pub mod inventory;
 pub mod spec;
 
@@ -18,6 +19,8 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{Fault, OrFault};
+
+pub use digest::{files, package_digest};
 
 /// Path of the program inside a package that anebake makes.
 pub const MODEL: &str = "Data/com.apple.CoreML/model.mlmodel";

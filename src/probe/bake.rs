@@ -10,7 +10,7 @@ use super::{About, FILE_NAME, Ladder, MadeBy, Rung, SCHEMA};
 use crate::cache::{BlobRef, TempDir, move_out, sweep_stale};
 use crate::coremltools::{Environment, Python, sources_digest};
 use crate::error::{Fault, OrFault};
-use crate::runner::coreml::package_digest;
+use crate::mlpackage::package_digest;
 
 /// Is told how far the ladder is.
 pub trait Progress {

@@ -18,12 +18,11 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use walkdir::WalkDir;
 
 use super::System;
 use crate::cache::{BlobRef, Digest, TempDir, canonical_json, move_out, sweep_stale};
 use crate::error::{Fault, OrFault};
-use crate::mlpackage::{PackageFile, package_hash};
+use crate::mlpackage::{files, package_digest};
 
 /// The folder's name in anebake's cache.
 const FOLDER: &str = "compiled-v1";
@@ -145,36 +144,6 @@ impl CompiledModels {
             }
         }
     }
-}
-
-/// The files below a folder, by path.
-fn files(folder: &Path) -> Result<BTreeMap<String, BlobRef>> {
-    let mut found = BTreeMap::new();
-    for entry in WalkDir::new(folder).sort_by_file_name() {
-        let entry = entry?;
-        if !entry.file_type().is_file() {
-            continue;
-        }
-        let path = entry.path().strip_prefix(folder)?;
-        let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
-        let blob = File::open(entry.path())
-            .and_then(BlobRef::of_reader)
-            .with_context(|| format!("cannot read `{}`", entry.path().display()))?;
-        found.insert(parts.join("/"), blob);
-    }
-    Ok(found)
-}
-
-/// A package's hash, from its files.
-pub fn package_digest(package: &Path) -> Result<Digest> {
-    let files = files(package).or_fault(|| Fault::input(format!("cannot read the package `{}`", package.display())))?;
-    let digests: Vec<String> = files.values().map(|blob| blob.sha256.to_string()).collect();
-    let listed: Vec<PackageFile<'_>> = files
-        .iter()
-        .zip(&digests)
-        .map(|((path, blob), sha256)| PackageFile { path, size: blob.size, sha256 })
-        .collect();
-    Ok(Digest(package_hash(&listed)))
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ use crate::error::{Fault, OrFault};
 use crate::mlpackage::Package;
 use crate::mlpackage::inventory::FunctionInfo;
 
-pub use compiled::{Compiled, CompiledModels, package_digest};
+pub use compiled::{Compiled, CompiledModels};
 pub use failure::Failure;
 pub use placement::{Device, Elsewhere, OpPlacement, Placement};
 pub use system::System;
