@@ -281,6 +281,26 @@ pub struct Probe {
     pub time_limit: std::num::NonZeroU32,
 }
 
+/// Who runs the packages: shared by the commands that run a whole chain.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct RunBy {
+    /// `reference`: anebake's interpreter, on any system; `coreml`: Core ML, on macOS 15
+    #[arg(long, value_name = "RUNNER", default_value = "reference", hide_possible_values = true)]
+    pub runner: RunnerName,
+    /// With --runner coreml: what Core ML may use: cpu, cpu-and-gpu, cpu-and-ane, all
+    #[arg(long, value_name = "UNITS", default_value_t)]
+    pub units: ComputeUnits,
+}
+
+/// Who runs packages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RunnerName {
+    /// The interpreter.
+    Reference,
+    /// Core ML.
+    Coreml,
+}
+
 /// `anebake gate`.
 #[derive(Debug, Args)]
 #[command(
@@ -327,6 +347,9 @@ pub struct Gate {
     /// `fp16`: every result rounded as the packages declare; `f32`: none, what the graphs mean
     #[arg(long, value_name = "ARITHMETIC", default_value_t)]
     pub arithmetic: Arithmetic,
+    /// Who runs the packages.
+    #[command(flatten)]
+    pub by: RunBy,
     /// Where the chain fails, do not look for weights to keep in float16
     #[arg(long)]
     pub no_hints: bool,
@@ -413,7 +436,7 @@ pub struct SmokeChild {
 #[command(
     after_help = "Examples:\n  anebake run out --prompt \"The capital of France is\" --stats\n  anebake run out --chat \
                         --prompt \"Write a haiku\" --temperature 0.7 --seed 1\n  anebake run out --prompt-file long.txt \
-                        --max-tokens 1 --headroom\n\nRuns the packages as they are with the reference runner. stdout \
+                        --max-tokens 1 --headroom\n\nRuns the packages as they are, with the reference runner unless --runner says otherwise. stdout \
                         gets the text alone; notes, --stats and --headroom go to stderr."
 )]
 pub struct Run {
@@ -454,6 +477,9 @@ pub struct Run {
     /// `fp16` rounds what the packages declare as float16, as a device does; `f32` rounds nothing
     #[arg(long, value_name = "ARITHMETIC", default_value_t)]
     pub arithmetic: Arithmetic,
+    /// Who runs the packages.
+    #[command(flatten)]
+    pub by: RunBy,
     /// Show tokens per second, time to the first token and peak memory
     #[arg(long)]
     pub stats: bool,

@@ -59,7 +59,7 @@ def prepare() -> tuple[list[str], list[Path]]:
     unpacked = [*options, f"-B{folder}", *(f"-I{path}" for path in headers)]
     if not compiles(unpacked):
         raise Unavailable(f"what was unpacked in `{root}` does not compile Objective-C")
-    return unpacked, [root / "usr" / "lib" / machine, folder]
+    return unpacked, [root / "usr" / "lib", root / "usr" / "lib" / machine, folder]
 
 
 def copy_crates() -> None:

@@ -12,7 +12,7 @@ use crate::bake::manifest::BakeManifest;
 use crate::bake::plan::model_label;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::source::ModelSource;
-use crate::cli::{Gate, Global};
+use crate::cli::{Gate, Global, RunnerName};
 use crate::coremltools::Environment;
 use crate::error::{Fault, OrFault, Status};
 use crate::gate::blocks::{self, BlockReport};
@@ -50,7 +50,7 @@ struct Seconds {
 
 pub(super) fn run(options: &Gate, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let out = &options.out;
-    let chain = Chain::open(out, &ReferenceRunner::new(options.arithmetic))?;
+    let chain = options.by.open(out, &ReferenceRunner::new(options.arithmetic), global)?;
     let manifest = BakeManifest::read(out)?;
     let asked = asked(manifest.as_ref())?;
     let criterion = criterion(options, &asked)?;
@@ -106,7 +106,7 @@ pub(super) fn run(options: &Gate, global: &Global, ui: &Ui) -> Result<ExitCode> 
         "judging {} prompts, {} steps each, in {} arithmetic",
         baseline.prompts.len(),
         baseline.steps,
-        options.arithmetic
+        options.by.arithmetic(options.arithmetic)
     ));
     let start = Instant::now();
     let report = gate::run(&chain, tokenizer.as_ref(), &baseline, &criterion)?;
@@ -120,7 +120,7 @@ pub(super) fn run(options: &Gate, global: &Global, ui: &Ui) -> Result<ExitCode> 
         out: out.display().to_string(),
         model: model.as_ref().map(|model| model.label.clone()),
         recipe: manifest.as_ref().and_then(|manifest| Some(manifest.recipe["name"].as_str()?.to_owned())),
-        arithmetic: options.arithmetic.as_str(),
+        arithmetic: options.by.arithmetic(options.arithmetic),
         baseline: baseline.about.clone(),
         gate: report,
         blocks: None,
@@ -151,7 +151,7 @@ pub(super) fn run(options: &Gate, global: &Global, ui: &Ui) -> Result<ExitCode> 
         }
     }
     drop(chain);
-    if !document.gate.passed && !options.no_hints {
+    if !document.gate.passed && !options.no_hints && options.by.runner == RunnerName::Reference {
         match &model {
             Some(model) => {
                 ui.note(format!("looking for what to try, {} s at most; `--no-hints` leaves it out", HINTS.as_secs()));

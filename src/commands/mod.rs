@@ -17,6 +17,7 @@ mod run;
 mod smoke;
 mod verify;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -30,7 +31,10 @@ use crate::checkpoint::Checkpoint;
 use crate::cli::{self, Cli, Command, Global, Selection};
 use crate::coremltools::Environment;
 use crate::error::{Fault, OrFault, Status};
+use crate::mil::Arithmetic;
 use crate::recipe::Recipe;
+use crate::runner::coreml::CoreMlRunner;
+use crate::runner::{Chain, ReferenceRunner};
 use crate::ui::Ui;
 
 /// Whether a signal is about to end the process.
@@ -65,7 +69,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
         Command::Lint(options) => lint::run(options, global, ui),
         Command::Smoke(options) => smoke::run(options, global, ui),
         Command::SmokeChild(options) => smoke::child(options),
-        Command::Run(options) => run::run(options, ui),
+        Command::Run(options) => run::run(options, global, ui),
         Command::Probe(options) => probe::run(options, global, ui),
         Command::Doctor => doctor::run(global, ui),
         Command::Recipe(command) => recipe::run(command, ui),
@@ -151,6 +155,27 @@ impl cli::Parts {
     /// The chosen ones of a model with so many blocks.
     fn of(&self, layers: usize) -> Result<Vec<Part>> {
         choose_parts(self.only.as_deref(), layers)
+    }
+}
+
+impl cli::RunBy {
+    /// The chain in `out`, opened by the chosen runner; `reference` is what the interpreter would be.
+    fn open(self, out: &Path, reference: &ReferenceRunner, global: &Global) -> Result<Chain> {
+        match self.runner {
+            cli::RunnerName::Reference => Chain::open(out, reference),
+            cli::RunnerName::Coreml => {
+                let cache = Cache::open(global.cache_dir.as_deref())?;
+                Chain::open(out, &CoreMlRunner::new(self.units, cache.root())?)
+            }
+        }
+    }
+
+    /// How results are computed: an arithmetic of the interpreter's, or Core ML's own.
+    fn arithmetic(self, arithmetic: Arithmetic) -> &'static str {
+        match self.runner {
+            cli::RunnerName::Reference => arithmetic.as_str(),
+            cli::RunnerName::Coreml => "coreml",
+        }
     }
 }
 

@@ -12,11 +12,11 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::chain::{ChainFile, TokenizerInfo};
-use crate::cli::Run;
+use crate::cli::{Global, Run, RunnerName};
 use crate::error::{Fault, OrFault};
 use crate::mil::{Headroom, OpHeadroom};
 use crate::runner::generate::{Call, Generated, Limits, Stop, generate};
-use crate::runner::{Chain, ReferenceRunner, Sampler, Sampling, memory};
+use crate::runner::{ReferenceRunner, Sampler, Sampling, memory};
 use crate::tokenizer::chat::{Message, render};
 use crate::tokenizer::{Stream, Tokenizer};
 use crate::ui::{Ui, bytes};
@@ -76,17 +76,22 @@ struct Overflow {
     position: Option<usize>,
 }
 
-pub(super) fn run(options: &Run, ui: &Ui) -> Result<ExitCode> {
+pub(super) fn run(options: &Run, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let start = Instant::now();
     let file = ChainFile::read(&options.out)?;
     let input = Input::new(options, &file)?;
+    if options.headroom && options.by.runner == RunnerName::Coreml {
+        return Err(Fault::usage("`--headroom` looks into each op; Core ML shows none of them")
+            .with_hint("leave out `--runner coreml`")
+            .into());
+    }
     let headroom = options.headroom.then(|| Arc::new(Headroom::default()));
     let runner = ReferenceRunner::new(options.arithmetic);
     let runner = match &headroom {
         Some(headroom) => runner.with_headroom(Arc::clone(headroom)),
         None => runner,
     };
-    let chain = Chain::open(&options.out, &runner)?;
+    let chain = options.by.open(&options.out, &runner, global)?;
     let load = start.elapsed();
 
     let seed = (options.temperature > 0.0).then(|| options.seed.unwrap_or_else(any_seed));
@@ -131,7 +136,7 @@ pub(super) fn run(options: &Run, ui: &Ui) -> Result<ExitCode> {
         ui.note(format!("anebake: the context of {} tokens is full", file.context));
     }
     let stats = Stats {
-        arithmetic: options.arithmetic.to_string(),
+        arithmetic: options.by.arithmetic(options.arithmetic).to_owned(),
         load_seconds: load.as_secs_f64(),
         prompt_tokens: input.tokens.len(),
         prefill_tokens_per_second: input.tokens.len() as f64 / generated.prefill.as_secs_f64(),

@@ -55,7 +55,11 @@ static void note(const char *format, ...) {
   fclose(file);
 }
 
+// Completion handlers that are still on their way: their threads end after whom they call.
+static int late_handlers;
+
 static void note_alive(void) {
+  for (int tries = 0; __sync_fetch_and_add(&late_handlers, 0) && tries < 2000; tries++) usleep(5000);
   char text[400] = "alive";
   for (int kind = 0; kind < KINDS; kind++)
     if (alive[kind])
@@ -162,6 +166,7 @@ static void *late_main(void *given) {
   [late->error release];
   [pool drain];
   free(late);
+  __sync_fetch_and_sub(&late_handlers, 1);
   return NULL;
 }
 // Calls a completion handler later, on another thread.
@@ -171,6 +176,7 @@ static void complete(void *block, id object, NSError *error) {
   late->block = _Block_copy(block);
   late->object = [object retain];
   late->error = [error retain];
+  __sync_fetch_and_add(&late_handlers, 1);
   must(!pthread_create(&thread, NULL, late_main, late), "a thread can be made");
   pthread_detach(thread);
 }
@@ -274,12 +280,14 @@ static uint16_t to_half(float value) {
   return self;
 }
 - (id)initWithShape:(NSArray *)sizes dataType:(NSInteger)given error:(NSError **)error {
+  // What throws inside `init` owns nothing yet.
+  enum fault asked = fault("array");
   self = [super init];
   born(ARRAYS);
   type = given;
   [self lay:sizes row:[[sizes lastObject] integerValue]];
   bytes = calloc([self count], 4);
-  if (fault("array") != NONE) {
+  if (asked != NONE) {
     *error = error_of(2, @"no memory");
     [self release];
     return nil;
@@ -360,13 +368,14 @@ static uint16_t to_half(float value) {
 @end
 @implementation MLDictionaryFeatureProvider
 - (id)initWithDictionary:(NSDictionary *)given error:(NSError **)error {
+  enum fault asked = error ? fault("input") : NONE;
   self = [super init];
   born(FEATURES);
   values = [given copy];
   NSEnumerator *all = [values objectEnumerator];
   id value;
   while ((value = [all nextObject])) must([value isKindOfClass:[MLFeatureValue class]], "inputs are feature values");
-  if (error && fault("input") != NONE) {
+  if (asked != NONE) {
     *error = error_of(1, @"the inputs are refused");
     [self release];
     return nil;

@@ -42,7 +42,11 @@ fn package_in(compiled: &str) -> PathBuf {
 /// # Safety
 /// Both texts are C strings.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn standin_run(compiled: *const c_char, function: *const c_char, state: *mut c_void) -> *mut c_void {
+pub unsafe extern "C" fn standin_run(
+    compiled: *const c_char,
+    function: *const c_char,
+    state: *mut c_void,
+) -> *mut c_void {
     let (compiled, function) = unsafe { (string(compiled), string(function)) };
     let (inputs, outputs) = (Arrays::new(), Vec::new());
     let call = Call { package: package_in(&compiled), function, state: state as usize, inputs, outputs, error: None };

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use objc2::exception;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2_core_ml::{MLAllComputeDevices, MLComputeUnits, MLModel, MLModelConfiguration};
-use objc2_foundation::{NSError, NSException, NSString, NSURL, ns_string};
+use objc2_foundation::{NSError, NSException, NSString, NSURL, NSUnderlyingErrorKey};
 
 use super::{ComputeUnits, Device, Failure, OLDEST};
 use crate::error::Fault;
@@ -71,7 +71,9 @@ fn failed(call: &'static str, error: &NSError) -> anyhow::Error {
 }
 
 fn underlying(error: &NSError) -> Option<Retained<NSError>> {
-    error.userInfo().objectForKey(ns_string!("NSUnderlyingError"))?.downcast().ok()
+    // SAFETY: a constant.
+    let key = unsafe { NSUnderlyingErrorKey };
+    error.userInfo().objectForKey(key)?.downcast().ok()
 }
 
 fn url(path: &Path) -> Result<Retained<NSURL>> {
