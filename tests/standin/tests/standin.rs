@@ -260,9 +260,9 @@ fn a_crash_while_loading_still_tells_where_ops_are_planned() {
 
 #[test]
 fn a_hang_is_killed_at_the_limit() {
-    let arguments = ["--only", "0", "--steps", "2", "--time-limit", "20"];
+    let arguments = ["--only", "0", "--steps", "2", "--time-limit", "40"];
     let tried = smoke(&arguments, &[("STANDIN_FAULT", "hang:predict:2")]);
-    assert_eq!((&tried.trouble()["cause"], &tried.trouble()["text"]), (&"timeout".into(), &"20 s".into()));
+    assert_eq!((&tried.trouble()["cause"], &tried.trouble()["text"]), (&"timeout".into(), &"40 s".into()));
     assert_eq!(tried.package()["measured"]["numerics"][0]["calls"], 1);
     assert!(tried.trouble()["hint"].is_object(), "{}", tried.trouble());
 }
@@ -299,20 +299,31 @@ fn a_fallback_passes_or_fails_as_the_recipe_asks() {
 }
 
 #[test]
-fn a_bake_ends_with_smoke_and_finds_the_same_content_out_once() {
-    let bench = Bench::new(&TinyModel::new("qwen3", 8));
-    let convert = |more: &[&str]| {
-        let base = ["convert", "--model", "model", "--recipe", "fp16-v1", "--set", "package.context=128", "--no-gate"];
-        let output = command(&bench).args(base).args(more).output().unwrap();
-        (output.status.code(), stdout(&output), stderr(&output))
-    };
-    let (status, table, text) = convert(&[]);
-    assert_eq!(status, Some(0), "{text}");
-    assert!(table.contains("chain: pass, ") && table.contains("\npass: 3 of 3 packages pass"), "{table}");
-    let kept = bench.manifest("out")["smoke"].clone();
-    assert_eq!((&kept["verdict"], kept["packages"].as_array().unwrap().len()), (&"pass".into(), 3));
-    let (status, summary, text) = convert(&["--json"]);
-    let summary: Value = serde_json::from_str(&summary).unwrap();
-    assert_eq!((status, &summary["smoke"]["recorded"]), (Some(0), &true.into()), "{text}");
-    assert!(text.contains("smoke: found out before: pass: 3 of 3"), "{text}");
+fn a_bake_of_every_cache_variant_ends_with_smoke_and_finds_the_same_content_out_once() {
+    for (model, more) in [
+        ("qwen3", &["--recipe", "fp16-v1"][..]),
+        ("llama", &["--recipe", "fp16-ane-v1"]),
+        ("qwen2", &["--recipe", "fp16-v1", "--set", "package.kv=io"]),
+    ] {
+        let bench = Bench::new(&TinyModel::new(model, 8));
+        let run = |arguments: &[&str]| {
+            let output = command(&bench).args(arguments).output().unwrap();
+            (output.status.code(), stdout(&output), stderr(&output))
+        };
+        let base = ["convert", "--model", "model", "--set", "package.context=128", "--no-gate"];
+        let (status, table, text) = run(&[&base, more].concat());
+        assert_eq!(status, Some(0), "{text}{table}");
+        assert!(table.contains("chain: pass, ") && table.contains("\npass: 3 of 3 packages pass"), "{table}");
+        let kept = bench.manifest("out")["smoke"].clone();
+        assert_eq!((&kept["verdict"], kept["packages"].as_array().unwrap().len()), (&"pass".into(), 3));
+        let (status, summary, text) = run(&[&base, more, &["--json"]].concat());
+        let summary: Value = serde_json::from_str(&summary).unwrap();
+        assert_eq!((status, &summary["smoke"]["recorded"]), (Some(0), &true.into()), "{text}");
+        assert!(text.contains("smoke: found out before: pass: 3 of 3"), "{text}");
+
+        let tokens = |runner: &str| run(&["run", "out", "--ids", "3,1,4,1,5", "-n", "6", "--runner", runner]);
+        let (by_reference, by_core_ml) = (tokens("reference"), tokens("coreml"));
+        assert_eq!(by_core_ml, by_reference, "{model}");
+        assert_eq!(by_core_ml.1.trim().split(',').count(), 6);
+    }
 }
