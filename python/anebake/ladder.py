@@ -113,20 +113,25 @@ def rungs() -> list[Rung]:
         found.append(Rung(f"query-{rows}", "query", f"a function of {rows} {'row' if rows == 1 else 'rows'}", request))
     request = replace(SHAPE, functions={"decode": TOKENS, "prefill": 64})
     found.append(Rung("two-functions", "query", "two functions that share weights and states", request))
-    for name in list(SCHEMES)[1:]:
-        identifier = name.replace(" ", "-")
-        found.append(
-            Rung(f"weights-{identifier}", "weights", f"a block with weights in {name}", weights=name, part="stateless")
+    found.extend(
+        Rung(
+            f"weights-{name.replace(' ', '-')}",
+            "weights",
+            f"a block with weights in {name}",
+            weights=name,
+            part="stateless",
         )
-    for count in (2, 4, 8, 14, 28):
-        found.append(
-            Rung(f"stack-{count}", "stack", f"{count} blocks in one package, {2 * count} states", blocks=count)
-        )
-    for count in (2, 28):
-        request = replace(SHAPE, kv="io")
-        found.append(
-            Rung(f"stack-io-{count}", "stack", f"{count} blocks in one package, no state", request, blocks=count)
-        )
+        for name in list(SCHEMES)[1:]
+    )
+    found.extend(
+        Rung(f"stack-{count}", "stack", f"{count} blocks in one package, {2 * count} states", blocks=count)
+        for count in (2, 4, 8, 14, 28)
+    )
+    stateless = replace(SHAPE, kv="io")
+    found.extend(
+        Rung(f"stack-io-{count}", "stack", f"{count} blocks in one package, no state", stateless, blocks=count)
+        for count in (2, 28)
+    )
     newer = replace(SHAPE, target="macOS26")
     found.extend(
         Rung(f"macos26-{identifier}", "target", f"a block for macOS 26, weights in {name}", newer, name)

@@ -22,7 +22,7 @@ documents! {
     Summary {
         out: PathBuf, recipe: String, model: String, blocks: usize, parts: usize, baked: usize, cached: usize, repaired: usize,
         packages_written: usize, files_written: usize, packages_removed: usize, bytes: u64, seconds: f64, python_started: bool,
-        lint: Value, gate: Value,
+        lint: Value, gate: Value, smoke: Value,
     }
     Plan {
         recipe: String, model: String, kv: String, query: usize, parts: Vec<PlannedPart>, cached: usize, to_bake: usize, bytes: u64,

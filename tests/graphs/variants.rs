@@ -24,7 +24,9 @@ const VARIANTS: [&[&str]; 5] = [
     &["--recipe", "fp16-v1", "--set", "package.kv=io"],
 ];
 
-const FLOAT32_COMPUTE: [&str; 2] = ["--set", "package.compute_precision=float32"];
+/// A recipe that demands the ANE is refused in float32.
+const FLOAT32_COMPUTE: [&str; 4] =
+    ["--set", "package.compute_precision=float32", "--set", "smoke.require=[\"load\", \"numerics\"]"];
 
 fn wide(rows: Vec<Vec<f32>>) -> Vec<Vec<f64>> {
     rows.into_iter().map(|row| row.into_iter().map(f64::from).collect()).collect()
@@ -159,7 +161,7 @@ fn mask_and_io_compute_with_float16_alone_and_cut_no_last_axis_but_at_its_beginn
         let mut found = strangers(&bodies(&bench.path("out/block-00.mlpackage"))["decode"]).join(" ");
         found.push(' ');
         assert_eq!(found, "concat add concat concat ");
-        bench.convert(&["--recipe", "fp16-ane-v1", FLOAT32_COMPUTE[0], FLOAT32_COMPUTE[1]]);
+        bench.convert(&[&["--recipe", "fp16-ane-v1"], &FLOAT32_COMPUTE[..]].concat());
         assert!(!strangers(&bodies(&bench.path("out/block-00.mlpackage"))["decode"]).is_empty());
     }
 }

@@ -208,3 +208,25 @@ fn an_error_in_what_was_baked_fails_convert_unless_it_is_allowed() {
     let output = convert(&["--allow", "nothing"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
 }
+
+#[test]
+fn a_recipe_that_demands_the_ane_and_keeps_off_it_is_refused_before_anything_is_baked() {
+    let bench = Bench::new(&TinyModel::new("qwen3", 3));
+    let refused = ["--set", "smoke.require=['load', 'ane']", "--set", "package.compute_precision=float32"];
+    let base = ["convert", "--model", "model", "--recipe", "fp16-ane-v1", "--no-gate", "--no-smoke"];
+    let output = bench.run(&[&base[..], &refused].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let message = stderr(&output);
+    for part in [
+        "lint refuses `fp16-ane-v1`: the graph computes in float32 (`package.compute_precision`: `float32`)",
+        "`--allow recipe-float32-compute` bakes it all the same",
+    ] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert!(!bench.path("out").exists());
+    // Allowed, and then found in what was baked.
+    let allowed = ["--allow", "recipe-float32-compute"];
+    let output = bench.run(&[&base[..], &refused, &allowed, &["--set", "package.context=128"]].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("lint: `graph-float32-compute`"), "{}", stderr(&output));
+}

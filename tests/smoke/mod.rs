@@ -65,10 +65,11 @@ fn a_bake_keeps_that_smoke_was_skipped_and_what_a_mac_found_stays() {
 #[test]
 fn what_counts_is_in_the_recipe_and_changes_no_package() {
     let bench = Bench::new(&TinyModel::new("llama", 73));
-    convert(&bench, &["--no-smoke", "--only", "0"]);
+    let graph = ["--no-smoke", "--only", "0", "--set", "package.kv=mask", "--set", "package.query=4"];
+    convert(&bench, &graph);
     let before = bench.manifest("out")["blocks"][0]["key"].clone();
     let sets = ["--set", "smoke.require=[\"load\", \"ane\"]", "--set", "smoke.min_cosine=0.99"];
-    convert(&bench, &[&["--no-smoke", "--only", "0"], &sets[..]].concat());
+    convert(&bench, &[&graph[..], &sets].concat());
     let manifest = bench.manifest("out");
     assert_eq!(manifest["blocks"][0]["key"], before);
     assert_eq!(manifest["recipe"]["smoke"], json!({ "require": ["load", "ane"], "min_cosine": 0.99 }));
