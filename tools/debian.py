@@ -75,9 +75,9 @@ class Apt:
     def missing_libraries(self, packages: list[str]) -> list[str]:
         """The libraries that packages need and the machine lacks."""
         found: list[str] = []
-        todo = list(packages)
-        while todo:
-            rows = output("apt-cache", *self.options, "depends", "--important", todo.pop()).splitlines()
+        queue = list(packages)
+        while queue:
+            rows = output("apt-cache", *self.options, "depends", "--important", queue.pop()).splitlines()
             for row in rows:
                 name = row.partition("Depends:")[2].strip()
                 if not name.startswith("lib") or name in found:
@@ -87,7 +87,7 @@ class Apt:
                 )
                 if known.stdout != "installed":
                     found.append(name)
-                    todo.append(name)
+                    queue.append(name)
         return found
 
     def unpack(self, packages: list[str], into: Path, only: str | None = None) -> None:

@@ -185,14 +185,6 @@ pub fn record_gate(out: &Path, result: Value) -> Result<()> {
     record(out, |manifest| manifest.gate = Some(result))
 }
 
-/// Writes what lint found in the packages of an output into its manifest.
-///
-/// # Errors
-/// As [`record_gate`].
-pub fn record_lint(out: &Path, result: Value) -> Result<()> {
-    record(out, |manifest| manifest.lint = Some(result))
-}
-
 /// Writes what smoke found with an output into its manifest.
 ///
 /// # Errors
@@ -207,10 +199,28 @@ fn record(out: &Path, change: impl FnOnce(&mut BakeManifest)) -> Result<()> {
         return Err(Fault::input(format!("`{}` is no finished bake: it has no `{FILE_NAME}`", out.display())).into());
     };
     change(&mut manifest);
+    rewrite(&folder, out, &manifest)
+}
+
+/// Lets `lint` look at an output while no other bake can change it, and writes what it found into the manifest. Nothing
+/// happens where there is no manifest, or `lint` gives nothing.
+///
+/// # Errors
+/// Those of `lint`; the manifest cannot be read or written.
+pub fn record_lint(out: &Path, lint: impl FnOnce(&BakeManifest) -> Result<Option<Value>>) -> Result<()> {
+    let folder = locked(out)?;
+    let Some(mut manifest) = BakeManifest::read(out)? else { return Ok(()) };
+    let Some(found) = lint(&manifest)? else { return Ok(()) };
+    manifest.lint = Some(found);
+    rewrite(&folder, out, &manifest)
+}
+
+/// Puts a manifest in the place of the one that is there.
+fn rewrite(folder: &File, out: &Path, manifest: &BakeManifest) -> Result<()> {
     let temporary = TempDir::new_in(out).or_fault(|| unwritable(out, "cannot make a temporary folder"))?;
     // The time until which folders are known to be unchanged stays.
     let sealed_at = modified(&out.join(FILE_NAME));
-    write_manifest(temporary.path(), out, &manifest, sealed_at)
+    write_manifest(temporary.path(), out, manifest, sealed_at)
         .or_fault(|| unwritable(out, "cannot write the manifest"))?;
     folder.sync_all().or_fault(|| unwritable(out, "cannot sync the output folder"))
 }

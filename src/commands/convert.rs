@@ -48,9 +48,9 @@ struct Summary<'a> {
 
 pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let start = Instant::now();
+    let mut linted = lint_recipe(&options.selection, global, &options.allow)?;
     let opened =
         Opened::new(&options.selection, options.baker.engine.into(), |layers| options.parts.of(layers), global, ui)?;
-    let mut linted = lint_recipe(&opened, &options.allow)?;
     let run_options =
         Options { jobs: options.jobs.unwrap_or_else(default_jobs), force: options.force, frozen: options.frozen };
     let bake = opened.bake(&opened.plan);
@@ -109,7 +109,7 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
     if !ui.is_json() {
         report(options, &opened, &outcomes, seconds, ui);
     }
-    lint_packages(&opened, &options.out, published.lint, &options.allow, &mut linted)?;
+    lint_packages(&opened, &outcomes, &options.out, published.lint, &options.allow, &mut linted)?;
     linted.warn(&options.out, ui);
     let judgement = if linted.errors > 0 {
         Judgement::skipped("lint found errors")

@@ -9,14 +9,18 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Opened;
+use crate::bake::manifest::BakeManifest;
 use crate::bake::output::record_lint;
-use crate::cli::{Global, Lint};
+use crate::bake::part::Part;
+use crate::bake::pipeline::Outcome;
+use crate::cli::{Global, Lint, Selection};
 use crate::coremltools::Environment;
 use crate::error::{Fault, Status};
 use crate::lint::environment::Tools;
 use crate::lint::recipe::demands_ane;
 use crate::lint::run::{self, Subject};
 use crate::lint::{Evidence, Finding, Record, Report, Rule, Severity, rule, rules};
+use crate::recipe::Recipe;
 use crate::ui::Ui;
 
 /// Places of a finding that are shown; `--json` and `-v` show all.
@@ -205,15 +209,18 @@ impl Linted {
     }
 }
 
-/// Lints recipe and tools before a bake.
+/// Lints recipe and tools before anything of a bake is opened or fetched.
 ///
 /// # Errors
 /// A rule that is not allowed finds an error: the check said no.
-pub(super) fn lint_recipe(opened: &Opened, allow: &[String]) -> Result<Linted> {
+pub(super) fn lint_recipe(selection: &Selection, global: &Global, allow: &[String]) -> Result<Linted> {
     for id in allow {
         rule(id)?;
     }
-    let mut report = run::recipe(&opened.recipe, Some(&Tools::of(&opened.environment)), false);
+    let recipe = Recipe::load(&selection.recipe, &selection.sets)?;
+    // Other tools than these end a bake by themselves, as faults of the environment.
+    let python = Environment::find(global.python.as_deref()).ok().and_then(|found| found.python_version());
+    let mut report = run::recipe(&recipe, Some(&Tools { python, ..Tools::default() }), false);
     report.allow(allow);
     if let Some(finding) = report.at_least(Severity::Error).next() {
         let place = finding.places.first().map(|place| format!(" ({})", place.line())).unwrap_or_default();
@@ -226,22 +233,35 @@ pub(super) fn lint_recipe(opened: &Opened, allow: &[String]) -> Result<Linted> {
     Ok(linted)
 }
 
-/// Lints the packages of a bake; what is `recorded` of the same content stands.
+/// Lints the packages of a bake; what is `recorded` of the same content stands. Where another bake has overtaken this
+/// one in the same folder, it is left to that one.
+///
+/// # Errors
+/// A package cannot be read, or the manifest not be written.
 pub(super) fn lint_packages(
     opened: &Opened,
+    outcomes: &[Outcome],
     out: &Path,
     recorded: Option<Value>,
     allow: &[String],
     linted: &mut Linted,
 ) -> Result<()> {
-    let record = match recorded.and_then(|value| serde_json::from_value::<Record>(value).ok()) {
-        Some(record) => record,
-        None => {
-            let record = run::packages(out, demands_ane(&opened.recipe.resolved()))?.record();
-            record_lint(out, serde_json::to_value(&record)?)?;
-            record
-        }
-    };
-    linted.add(&record, allow);
+    let mut record = recorded.and_then(|value| serde_json::from_value::<Record>(value).ok());
+    if record.is_none() {
+        let ours = |manifest: &BakeManifest| {
+            outcomes.iter().filter(|outcome| outcome.part != Part::Embedding).all(|outcome| {
+                let path = outcome.part.path();
+                manifest.packages().any(|known| known.path == path && known.sha256 == outcome.baked.package)
+            })
+        };
+        record_lint(out, |manifest| {
+            if !ours(manifest) {
+                return Ok(None);
+            }
+            let found = run::packages(out, demands_ane(&opened.recipe.resolved()))?.record();
+            Ok(Some(serde_json::to_value(record.insert(found))?))
+        })?;
+    }
+    linted.add(&record.unwrap_or_default(), allow);
     Ok(())
 }

@@ -143,7 +143,7 @@ pub const RULES: &[Rule] = &[
         fix: "look with `lsof +L1 -c ANECompiler`, and end the service when disk runs short",
         evidence: &[
             seen(Single, "2026-09", "https://github.com/cadamcat/llms-on-apple-neural-engine"),
-            seen(Corroborated, "2025-07", thread!("apple/coremltools", 2549)),
+            seen(Corroborated, "2025", thread!("apple/coremltools", 2549)),
         ],
         check: Check::Environment(|tools, found| {
             if let (Some(text), Some((27, _))) = (&tools.macos, numbers(tools.macos.as_ref())) {

@@ -20,7 +20,11 @@ pub const RULES: &[Rule] = &[
         fix: "see the reason at each op; `anebake smoke` on a Mac shows where Core ML wants to run them",
         evidence: &[
             seen(Vendor, "2026-11-29", "https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
-            seen(Hint, "2023", "https://github.com/hollance/neural-engine/blob/master/docs/unsupported-layers.md"),
+            seen(
+                Hint,
+                "2026-11-29",
+                "https://github.com/hollance/neural-engine/blob/master/docs/unsupported-layers.md",
+            ),
             seen(Single, "2024-04-29", thread!("apple/coremltools", 2208)),
             seen(Single, "2026-08-25", thread!("apple/coreai-torch", 66)),
         ],
@@ -105,7 +109,7 @@ pub const RULES: &[Rule] = &[
               seen at 2 % on the ANE",
         fix: "one function for each shape, all static",
         evidence: &[
-            seen(Vendor, "2023-05", "https://developer.apple.com/forums/thread/724930"),
+            seen(Vendor, "2023", "https://developer.apple.com/forums/thread/724930"),
             seen(Corroborated, "2023-11-19", thread!("apple/coremltools", 1029)),
             seen(Corroborated, "2024-10-29", thread!("apple/coremltools", 2370)),
         ],
@@ -258,8 +262,12 @@ pub const RULES: &[Rule] = &[
         why: "gathers were seen off the ANE",
         fix: "look tables up outside and pass the rows in, or multiply by a one-hot mask",
         evidence: &[
-            seen(Single, "2025-06", thread!("pytorch/executorch", 11615)),
-            seen(Hint, "2023", "https://github.com/hollance/neural-engine/blob/master/docs/unsupported-layers.md"),
+            seen(Single, "2025", thread!("pytorch/executorch", 11615)),
+            seen(
+                Hint,
+                "2026-11-29",
+                "https://github.com/hollance/neural-engine/blob/master/docs/unsupported-layers.md",
+            ),
         ],
         check: Check::Graph(|graph, found| {
             for function in &graph.functions {

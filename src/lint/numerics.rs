@@ -5,7 +5,7 @@ use super::evidence::Confidence::{Contradicted, Corroborated, Hint, Measured, Si
 use super::evidence::{page, seen, thread};
 use super::graph::{gives, of_kind};
 use super::view::{Function, Graph, Op};
-use super::{Check, Rule};
+use super::{Check, Found, Rule};
 use crate::mlpackage::spec;
 
 /// The most elements of a constant that are looked at.
@@ -87,10 +87,45 @@ pub const RULES: &[Rule] = &[
         severity: Warn,
         on_ane: None,
         what: "`reduce_log_sum_exp` in float16",
-        why: "on the ANE its result was seen to drop to zero where inputs pass 7.6",
+        why: "the ANE raises to powers before it scales: where inputs pass 7.6, the result drops to zero",
         fix: "subtract the maximum first and write it out",
-        evidence: &[seen(Single, "2026-05", thread!("apple/coremltools", 2690))],
-        check: Check::Graph(|graph, found| of_kind(graph, &["reduce_log_sum_exp"], "in the graph", found)),
+        evidence: &[
+            seen(Corroborated, "2026-05-29", thread!("apple/coremltools", 2690)),
+            seen(Corroborated, "2026-05-29", thread!("apple/coremltools", 2726)),
+        ],
+        check: Check::Graph(|graph, found| in_half(graph, "reduce_log_sum_exp", found)),
+    },
+    Rule {
+        id: "graph-softplus",
+        severity: Warn,
+        on_ane: None,
+        what: "`softplus` in float16",
+        why: "on the ANE its result drops to zero where inputs pass 10.4",
+        fix: "write it as max(x, 0) + log(1 + exp(-|x|))",
+        evidence: &[
+            seen(Corroborated, "2026-07-27", thread!("apple/coremltools", 2687)),
+            seen(Corroborated, "2026-05-28", thread!("apple/coremltools", 2725)),
+        ],
+        check: Check::Graph(|graph, found| in_half(graph, "softplus", found)),
+    },
+    Rule {
+        id: "graph-log-of-softmax",
+        severity: Warn,
+        on_ane: None,
+        what: "the logarithm of a softmax in float16",
+        why: "probabilities below 6e-8 are zero in float16, and their logarithm is minus infinity",
+        fix: "give out logits, or subtract the logarithm of the sum from them",
+        evidence: &[seen(Single, "2026-05-29", thread!("apple/coremltools", 2728))],
+        check: Check::Graph(|graph, found| {
+            for function in &graph.functions {
+                for op in function.runtime_ops().filter(|op| op.kind() == "log" && gives(op, &["fp16"])) {
+                    let softmax = op.names("x").find_map(|x| function.giver(x)).filter(|op| op.kind() == "softmax");
+                    if let Some(softmax) = softmax {
+                        found.in_function(function.name, op.label(), format!("of {}", softmax.label()));
+                    }
+                }
+            }
+        }),
     },
     Rule {
         id: "graph-last-axis-slice",
@@ -129,11 +164,11 @@ pub const RULES: &[Rule] = &[
         severity: Info,
         on_ane: Some(Warn),
         what: "the most likely token is chosen in the graph, in float16",
-        why: "logits of large vocabularies tie in float16, and ANE and CPU break ties differently, from run to run",
+        why: "logits of large vocabularies tie in float16, and ANE and CPU choose differently, also from run to run",
         fix: "give out the logits, or the few largest, and choose outside",
         evidence: &[
-            seen(Corroborated, "2026-04", page!("john-rocky/CoreML-LLM", "docs/QWEN35_LESSONS.md")),
-            seen(Corroborated, "2024-10", thread!("apple/coremltools", 2359)),
+            seen(Corroborated, "2026", page!("john-rocky/CoreML-LLM", "docs/QWEN35_LESSONS.md")),
+            seen(Corroborated, "2026-09-18", thread!("apple/coreai-torch", 116)),
         ],
         check: Check::Graph(|graph, found| {
             for function in &graph.functions {
@@ -217,7 +252,7 @@ pub const RULES: &[Rule] = &[
         fix: "use an epsilon of 1e-4, or scale it with the stream as anebake's norms do",
         evidence: &[
             seen(Measured, "2026-11-29", thread!("apple/coremltools", 2585)),
-            seen(Corroborated, "2025-02-27", thread!("pytorch/executorch", 8641)),
+            seen(Corroborated, "2025", thread!("pytorch/executorch", 8641)),
         ],
         check: Check::Graph(|graph, found| {
             for function in &graph.functions {
@@ -236,8 +271,17 @@ pub const RULES: &[Rule] = &[
     },
 ];
 
+/// Adds every op of this type that gives float16.
+fn in_half(graph: &Graph<'_>, kind: &str, found: &mut Found) {
+    for function in &graph.functions {
+        for op in function.runtime_ops().filter(|op| op.kind() == kind && gives(op, &["fp16"])) {
+            found.in_function(function.name, op.label(), "in float16");
+        }
+    }
+}
+
 /// Every constant, sorted by name.
-fn constants<'f, 'a>(function: &'f Function<'a>) -> Vec<(&'a str, &'a spec::Value)> {
+fn constants<'a>(function: &Function<'a>) -> Vec<(&'a str, &'a spec::Value)> {
     let mut list: Vec<(&str, &spec::Value)> = Vec::new();
     for op in &function.ops {
         for name in op.spec.inputs.values().flat_map(|argument| &argument.arguments) {

@@ -73,9 +73,7 @@ pub const ALL: &[Symptom] = &[
         means: "the process holds more ANE programs than it may, about 127; each function of each package that is loaded \
                 for the ANE is one",
         fix: "load fewer packages or functions at once, or unload some",
-        evidence: concat!(
-            "https://github.com/sbryngelson/ane-guide chapter 14 (2026-08, hint from private interfaces)"
-        ),
+        evidence: "https://github.com/sbryngelson/ane-guide chapter 14 (2026-08, hint from private interfaces)",
         texts: &[&["getanefmodel"]],
     },
     Symptom {

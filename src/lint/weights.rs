@@ -155,8 +155,8 @@ pub const RULES: &[Rule] = &[
         evidence: GLOBAL,
         check: Check::Graph(|graph, found| {
             each_compressed(graph, |function, op| {
-                let taker = function.takers(op.name()).find(|(taker, parameter)| {
-                    !taker.kind().starts_with("constexpr_")
+                let taker = users(function, op).into_iter().find(|(taker, parameter)| {
+                    !is_compressed(taker)
                         && !is_weight(taker.kind(), parameter)
                         && !matches!(taker.kind(), "gather" | "slice_by_size" | "slice_by_index")
                 });
@@ -292,8 +292,8 @@ pub const RULES: &[Rule] = &[
         why: "each copy takes disk and memory; functions of one package can share",
         fix: "join the functions with `save_multifunction`, which shares equal constants",
         evidence: &[
-            seen(Corroborated, "2023-04", thread!("apple/coremltools", 1832)),
-            seen(Corroborated, "2024-09", thread!("apple/coremltools", 2351)),
+            seen(Corroborated, "2023", thread!("apple/coremltools", 1832)),
+            seen(Corroborated, "2024", thread!("apple/coremltools", 2351)),
         ],
         check: Check::Package(unshared),
     },
@@ -448,6 +448,20 @@ fn each_compressed<'g, 'a>(graph: &'g Graph<'a>, mut see: impl FnMut(&'g Functio
 
 fn is_compressed(op: &Op<'_>) -> bool {
     op.kind().starts_with("constexpr_") && op.kind() != "constexpr_cast"
+}
+
+/// Ops that take a constant, as it is or in another shape.
+fn users<'f, 'a>(function: &'f Function<'a>, op: &Op<'a>) -> Vec<(&'f Op<'a>, &'a str)> {
+    let (mut list, mut names) = (Vec::new(), vec![op.name()]);
+    let turns = |op: &Op<'_>| {
+        matches!(op.kind(), "transpose" | "reshape" | "expand_dims" | "squeeze" | "identity") && !op.runtime
+    };
+    for _ in 0..4 {
+        let takers: Vec<_> = names.iter().flat_map(|name| function.takers(name)).collect();
+        names = takers.iter().filter(|(op, _)| turns(op)).map(|(op, _)| op.name()).collect();
+        list.extend(takers.into_iter().filter(|(op, _)| !turns(op)));
+    }
+    list
 }
 
 fn of_compression(graph: &Graph<'_>, kinds: &[&str], found: &mut Found) {

@@ -260,6 +260,12 @@ fn norm(scaled: bool) -> Graph {
     )
 }
 
+/// The logarithm of `kind(x)`.
+fn logged(kind: &str) -> Graph {
+    let all = half(&[1, 4, 8]);
+    Graph::of(all.clone(), vec![step(kind, "x", vec![], "a", all.clone()), step("log", "a", vec![], "y", all)])
+}
+
 /// A gather from a table of so many rows by 16-bit indices.
 fn short_indices(rows: u64) -> Graph {
     let parameters = [("x", "t".into()), ("indices", "x".into()), ("axis", ints(&[], vec![0]).into())];
@@ -379,6 +385,13 @@ fn cases() -> Vec<(&'static str, Subject, Subject)> {
             &[8, 8],
             step(kind, "x", vec![(parameter, "w".into())], "y", half(&[1, 4, 8])),
         )
+    };
+    // A weight that is transposed on its way to a product is one still.
+    let turned = {
+        let mut graph = gained("matmul", "y");
+        graph.operations.insert(1, op("transpose", [("x", "w".into())], &[("t", half(&[8, 8]))]));
+        graph.operations[2].inputs.extend(op("", [("y", "t".into())], &[]).inputs);
+        graph
     };
     let nested = |kind: &str| {
         let mut graph = gained("linear", "weight");
@@ -503,6 +516,12 @@ fn cases() -> Vec<(&'static str, Subject, Subject)> {
         ),
         ("graph-unscaled-norm", norm(false).into(), norm(true).into()),
         ("graph-log-sum-exp", one("reduce_log_sum_exp", vec![], half(&[1, 4, 1])).into(), plain()),
+        (
+            "graph-softplus",
+            one("softplus", vec![], half(&[1, 4, 8])).into(),
+            one("softplus", vec![], tensor_type("fp32", &[1, 4, 8])).into(),
+        ),
+        ("graph-log-of-softmax", logged("softmax").into(), logged("relu").into()),
         ("graph-last-axis-slice", sliced(&[0, 0, 4]).into(), sliced(&[0, 2, 0]).into()),
         ("graph-quantized-activations", one("quantize", vec![], tensor_type("int8", &[1, 4, 8])).into(), plain()),
         (
@@ -535,7 +554,7 @@ fn cases() -> Vec<(&'static str, Subject, Subject)> {
             with_constant(&[1.0, f32::NEG_INFINITY, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]).into(),
         ),
         ("weights-quantized-table", table("table", cosines).into(), table("embedding", values).into()),
-        ("weights-quantized-gain", gained("mul", "y").into(), gained("linear", "weight").into()),
+        ("weights-quantized-gain", gained("mul", "y").into(), turned.into()),
         ("weights-palette", versioned(palette(&[1, 1, 64, 1]), 9), versioned(palette(&[64]), 8)),
         ("weights-palette-of-sixteen", palette(&[1, 1, 16, 1]).into(), palette(&[1, 1, 64, 1]).into()),
         ("weights-grouped-palette", palette(&[8, 2, 16, 1]).into(), palette(&[8, 1, 16, 1]).into()),
