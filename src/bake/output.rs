@@ -87,7 +87,7 @@ pub struct Published {
 #[derive(Debug)]
 pub enum Publication {
     /// The output is complete.
-    Done(Published),
+    Done(Box<Published>),
     /// Cached files of these items turned out to be damaged; they are quarantined: make them again.
     Damaged(BTreeSet<String>),
 }
@@ -117,7 +117,8 @@ pub fn publish(
     if let Some(previous) = previous.as_ref().filter(|previous| previous.same_content(&manifest)) {
         if stale.is_empty() {
             let (gate, lint, smoke) = (previous.gate.clone(), previous.lint.clone(), previous.smoke.clone());
-            return Ok(Publication::Done(Published { gate, lint, smoke, ..Published::default() }));
+            let unchanged = Published { gate, lint, smoke, ..Published::default() };
+            return Ok(Publication::Done(Box::new(unchanged)));
         }
         manifest.gate.clone_from(&previous.gate);
         manifest.lint.clone_from(&previous.lint);
@@ -173,7 +174,7 @@ pub fn publish(
     }
     folder.sync_all().or_fault(|| unwritable(out, "cannot sync the output folder"))?;
     (published.gate, published.lint, published.smoke) = (manifest.gate, manifest.lint, manifest.smoke);
-    Ok(Publication::Done(published))
+    Ok(Publication::Done(Box::new(published)))
 }
 
 /// Writes what the gate said of an output into its manifest.

@@ -49,7 +49,7 @@ impl Scrub {
             let starts = before.chars().next_back().is_none_or(|c| c.is_whitespace() || "\"'`(),;<>=:".contains(c));
             scrubbed.push_str(before);
             let name = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-            if is_web || !starts || path.trim_matches('/') == "" {
+            if is_web || !starts || path.trim_matches('/').is_empty() {
                 scrubbed.push_str(path);
             } else {
                 scrubbed.push_str("…/");
