@@ -27,6 +27,7 @@ fn the_program_and_every_command_explain_themselves() {
         "gate",
         "lint",
         "smoke",
+        "probe",
         "run",
         "doctor",
         "recipe",

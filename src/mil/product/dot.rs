@@ -249,20 +249,15 @@ mod x86 {
         let mut sums = [[_mm256_setzero_ps(); 4]; 2];
         for (i, (((a, b), c), d)) in a.iter().zip(b).zip(c).zip(d).enumerate() {
             let x = [load(a), load(b), load(c), load(d)];
-            for row in 0..2 {
+            for (row, sums) in sums.iter_mut().enumerate() {
                 let weight = weights(row, i);
-                for column in 0..4 {
-                    sums[row][column] = _mm256_fmadd_ps(weight, x[column], sums[row][column]);
+                for (sum, x) in sums.iter_mut().zip(x) {
+                    *sum = _mm256_fmadd_ps(weight, x, *sum);
                 }
             }
         }
         let zero = _mm256_setzero_ps();
-        let mut totals = [[0.0; 4]; 2];
-        for row in 0..2 {
-            for column in 0..4 {
-                totals[row][column] = total([sums[row][column], zero, zero, zero]);
-            }
-        }
+        let totals = sums.map(|row| row.map(|sum| total([sum, zero, zero, zero])));
         (totals, a.len() * LANES)
     }
 
