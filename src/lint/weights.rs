@@ -665,14 +665,19 @@ fn unshared(view: &PackageView<'_>, found: &mut Found) {
         let of = users.entry(used.entry.offset).or_insert((&used.entry, &used.output, BTreeSet::new()));
         of.2.insert(&used.function);
     }
-    let mut sizes: BTreeMap<(BlobDtype, u64), usize> = BTreeMap::new();
-    for (entry, ..) in users.values() {
-        *sizes.entry((entry.dtype, entry.size)).or_default() += 1;
+    let mut sizes: BTreeMap<(BlobDtype, u64), BTreeSet<&BTreeSet<&str>>> = BTreeMap::new();
+    for (entry, _, functions) in users.values() {
+        sizes.entry((entry.dtype, entry.size)).or_default().insert(functions);
     }
+    // Bytes need comparing only where functions that share nothing have as many of them.
+    let apart =
+        |sets: &BTreeSet<&BTreeSet<&str>>| sets.iter().any(|one| sets.iter().any(|other| one.is_disjoint(other)));
+    let sizes: BTreeSet<(BlobDtype, u64)> =
+        sizes.into_iter().filter(|(_, sets)| apart(sets)).map(|(key, _)| key).collect();
     let mut known: BTreeMap<(BlobDtype, u64, u64), Vec<&BTreeSet<&str>>> = BTreeMap::new();
     let file = view.package.weights();
     for (entry, name, functions) in users.values() {
-        if sizes[&(entry.dtype, entry.size)] < 2 {
+        if !sizes.contains(&(entry.dtype, entry.size)) {
             continue;
         }
         let mut hasher = DefaultHasher::new();
