@@ -29,13 +29,13 @@ pub fn bake(folder: &Path, environment: Result<Environment>, progress: &dyn Prog
     let environment = match (environment, &found) {
         (Ok(environment), _) => environment,
         // Baked elsewhere and carried here.
-        (Err(_), Some(ladder)) if ladder.is_whole(folder)? => return Ok(ladder.clone()),
+        (Err(_), Some(ladder)) if ladder.is_whole(folder) => return Ok(ladder.clone()),
         (Err(error), _) => return Err(error),
     };
     let made_by = MadeBy { python_sources: sources_digest().to_owned(), tools: environment.tool_versions()?.clone() };
     let found = found.filter(|ladder| ladder.made_by == made_by);
     if let Some(ladder) = &found
-        && ladder.is_whole(folder)?
+        && ladder.is_whole(folder)
     {
         return Ok(ladder.clone());
     }
@@ -102,8 +102,8 @@ fn file_digest(path: &Path) -> Result<BlobRef> {
 
 impl Ladder {
     /// Whether every rung is there as it was made.
-    fn is_whole(&self, folder: &Path) -> Result<bool> {
-        Ok(self.complete && self.rungs.iter().all(|rung| rung.is_whole(folder)))
+    fn is_whole(&self, folder: &Path) -> bool {
+        self.complete && self.rungs.iter().all(|rung| rung.is_whole(folder))
     }
 }
 
