@@ -40,6 +40,11 @@ class Block:
 
     def body(self, author: BlockAuthor, x: Var, values: Mapping[str, Var]) -> Sequence[Var]:
         """The architecture's graph."""
+        x, more = self.stream(author, x, values)
+        return [leave(x, "hidden_out", from_channels), *more]
+
+    def stream(self, author: BlockAuthor, x: Var, values: Mapping[str, Var]) -> tuple[Var, Sequence[Var]]:
+        """The residual stream after the block, (1, hidden, 1, tokens), and the cache variant's outputs."""
         more: list[Var] = []
 
         def attend(q: Var, k: Var, v: Var) -> Var:
@@ -47,5 +52,4 @@ class Block:
             more.extend(outputs)
             return attention
 
-        x = self.architecture.block(author, x, attend)
-        return [leave(x, "hidden_out", from_channels), *more]
+        return self.architecture.block(author, x, attend), more

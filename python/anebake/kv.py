@@ -109,7 +109,7 @@ class MaskCache:
         context = self.request.context
         return {
             "causal_mask": ((1, 1, rows, context), types.fp16),
-            **_rope_inputs(self.request, rows),
+            **rope_inputs(self.request, rows),
             "write_mask": ((1, 1, context, rows), types.fp16),
         }
 
@@ -121,7 +121,7 @@ class MaskCache:
     def attend(self, author: Author, values: Mapping[str, Var], q: Var, k: Var, v: Var) -> tuple[Var, Sequence[Var]]:
         """See `Cache`; q, k and v are (1, n, head_dim, S)."""
         del author
-        q, k = _rotated(self.request, values, q, k)
+        q, k = rotated(self.request, values, {"q_rope": q, "k_rope": k})
         more = self.width - self.request.head_dim
         q, k, v = pad(q, 2, more, "q_padded"), pad(k, 2, more, "k_padded"), pad(v, 2, more, "v_padded")
         write = values["write_mask"]
@@ -164,7 +164,7 @@ class IoCache:
         past = ((1, request.kv_heads, request.context, request.head_dim), types.fp16)
         return {
             "causal_mask": ((1, 1, rows, request.context + rows), types.fp16),
-            **_rope_inputs(request, rows),
+            **rope_inputs(request, rows),
             "k_past": past,
             "v_past": past,
         }
@@ -178,7 +178,7 @@ class IoCache:
         head_dim].
         """
         del author
-        q, k = _rotated(self.request, values, q, k)
+        q, k = rotated(self.request, values, {"q_rope": q, "k_rope": k})
         k_new, v_new = self._new(k, "k_new"), self._new(v, "v_new")
         k, v = self._joined(values["k_past"], k_new, "k"), self._joined(values["v_past"], v_new, "v")
         q = mb.transpose(x=q, perm=[0, 1, 3, 2], name="q_rows")
@@ -202,18 +202,19 @@ STATE_ALIGNMENT = 32
 """The last axis of a state must be a multiple of 64 bytes where the Neural Engine is to take it."""
 
 
-def _rope_inputs(request: BlockRequest, rows: int) -> Interface:
+def rope_inputs(request: BlockRequest, rows: int) -> Interface:
+    """`rope_cos` and `rope_sin` float16 [1, 1, rows, head_dim]."""
     shape = (1, 1, rows, request.head_dim)
     return {"rope_cos": (shape, types.fp16), "rope_sin": (shape, types.fp16)}
 
 
-def _rotated(request: BlockRequest, values: Mapping[str, Var], q: Var, k: Var) -> tuple[Var, Var]:
-    """q and k, (1, n, head_dim, S), rotated by the `rope_cos` and `rope_sin` that the caller gives."""
+def rotated(request: BlockRequest, values: Mapping[str, Var], tensors: Mapping[str, Var]) -> list[Var]:
+    """Tensors (1, n, head_dim, S), by the names of the results, rotated by the caller's `rope_cos` and `rope_sin`."""
     cos = cast(values["rope_cos"], request.compute, "rope_cos_compute")
     sin = cast(values["rope_sin"], request.compute, "rope_sin_compute")
     cos = mb.transpose(x=cos, perm=[0, 1, 3, 2], name="cos")
     sin = mb.transpose(x=sin, perm=[0, 1, 3, 2], name="sin")
-    return rope_halves(q, cos, sin, 2, "q_rope"), rope_halves(k, cos, sin, 2, "k_rope")
+    return [rope_halves(x, cos, sin, 2, name) for name, x in tensors.items()]
 
 
 def _ints(*values: int) -> npt.NDArray[np.int32]:

@@ -17,14 +17,14 @@ from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 
 from anebake import archs, bake, graph, package, rope
-from anebake.kv import VARIANTS, Cache, Interface
+from anebake.block import Block
+from anebake.kv import Interface, rope_inputs, rotated
 from anebake.layers import (
     BlockAuthor,
     Var,
     from_channels,
     grouped_attention,
     leave,
-    rope_halves,
     to_channels,
 )
 from anebake.oracle import Oracle
@@ -371,15 +371,6 @@ class _Part:
     def body(self, author: BlockAuthor, x: Var, values: Mapping[str, Var]) -> tuple[Var, Sequence[Var]]:
         raise NotImplementedError
 
-    def rope(self, rows: int) -> Interface:
-        shape = (1, 1, rows, self.request.head_dim)
-        return {"rope_cos": (shape, types.fp16), "rope_sin": (shape, types.fp16)}
-
-    def rotated(self, values: Mapping[str, Var], *tensors: tuple[Var, str]) -> list[Var]:
-        cos = mb.transpose(x=values["rope_cos"], perm=[0, 1, 3, 2], name="cos")
-        sin = mb.transpose(x=values["rope_sin"], perm=[0, 1, 3, 2], name="sin")
-        return [rope_halves(x, cos, sin, 2, name) for x, name in tensors]
-
     def joined(self, x: Var, name: str) -> Var:
         """(1, heads, head_dim, S) to (1, heads * head_dim, 1, S)."""
         return mb.reshape(x=x, shape=[1, x.shape[1] * x.shape[2], 1, x.shape[3]], name=name)
@@ -400,10 +391,10 @@ class _HeadNorm(_Part):
 
 class _Rope(_Part):
     def inputs(self, rows: int) -> Interface:
-        return self.rope(rows)
+        return rope_inputs(self.request, rows)
 
     def body(self, author: BlockAuthor, x: Var, values: Mapping[str, Var]) -> tuple[Var, Sequence[Var]]:
-        (q,) = self.rotated(values, (author.heads(x, self.request.heads, "q"), "q_rope"))
+        (q,) = rotated(self.request, values, {"q_rope": author.heads(x, self.request.heads, "q")})
         return self.joined(q, "joined"), []
 
 
@@ -430,11 +421,11 @@ class _Stateless(_Part):
     """A block whose tokens see those of the call only."""
 
     def inputs(self, rows: int) -> Interface:
-        return {"causal_mask": ((1, 1, rows, rows), types.fp16), **self.rope(rows)}
+        return {"causal_mask": ((1, 1, rows, rows), types.fp16), **rope_inputs(self.request, rows)}
 
     def body(self, author: BlockAuthor, x: Var, values: Mapping[str, Var]) -> tuple[Var, Sequence[Var]]:
         def attend(q: Var, k: Var, v: Var) -> Var:
-            q, k = self.rotated(values, (q, "q_rope"), (k, "k_rope"))
+            q, k = rotated(self.request, values, {"q_rope": q, "k_rope": k})
             q, k, v = (
                 mb.transpose(x=one, perm=[0, 1, 3, 2], name=name) for one, name in ((q, "q"), (k, "k"), (v, "v"))
             )
@@ -444,31 +435,24 @@ class _Stateless(_Part):
 
 
 class _Block(_Part):
-    """A block as `anebake.block` has it."""
+    """A block as a bake has it."""
 
     def __init__(self, request: BlockRequest) -> None:
         super().__init__(request)
-        self.cache: Cache = VARIANTS[request.kv](request)
-        self.head_axis = self.cache.head_axis
+        self.block = Block(request)
+        self.head_axis = self.block.cache.head_axis
 
     def inputs(self, rows: int) -> Interface:
-        return self.cache.inputs(rows)
+        return self.block.inputs(rows)
 
     def states(self) -> Interface:
-        return self.cache.states()
+        return self.block.states()
 
     def own(self, rows: int) -> set[str]:
         return {*self.states(), *(name for name in self.inputs(rows) if name.endswith("_past"))}
 
     def body(self, author: BlockAuthor, x: Var, values: Mapping[str, Var]) -> tuple[Var, Sequence[Var]]:
-        more: list[Var] = []
-
-        def attend(q: Var, k: Var, v: Var) -> Var:
-            attention, outputs = self.cache.attend(author, values, q, k, v)
-            more.extend(outputs)
-            return attention
-
-        return archs.find(self.request.architecture).block(author, x, attend), more
+        return self.block.stream(author, x, values)
 
 
 PARTS: Mapping[str, type[_Part]] = {

@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::Result;
 use half::f16;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::part::Part;
 use super::pipeline::Bake;
@@ -203,26 +203,27 @@ fn rope_blob(cache: &Cache, config: &ModelConfig, context: usize) -> Result<Blob
         "rope_theta": config.rope_theta,
         "rope_scaling": config.rope_scaling,
     });
-    let key = action_key(&document);
-    if let Lookup::Hit { result } = cache.lookup::<BlobRef>(&key)? {
-        return Ok(result);
-    }
-    let bytes: Vec<u8> = config.rope_table(context).into_iter().flat_map(f16::to_le_bytes).collect();
-    let blob = cache.put(&bytes)?;
-    cache.record(&key, &document, &blob, &[blob], None)?;
-    Ok(blob)
+    let bytes = || Ok(config.rope_table(context).into_iter().flat_map(f16::to_le_bytes).collect());
+    kept(cache, &document, bytes)
 }
 
 /// `chain.json` in the cache, by its content.
 fn chain_blob(cache: &Cache, chain: &ChainFile) -> Result<BlobRef> {
     let document = json!({ "key_version": KEY_VERSION, "stage": "chain", "chain": chain });
-    let key = action_key(&document);
+    kept(cache, &document, || {
+        let mut text = serde_json::to_vec_pretty(chain)?;
+        text.push(b'\n');
+        Ok(text)
+    })
+}
+
+/// The file that `document` describes, from the cache or made.
+fn kept(cache: &Cache, document: &Value, make: impl FnOnce() -> Result<Vec<u8>>) -> Result<BlobRef> {
+    let key = action_key(document);
     if let Lookup::Hit { result } = cache.lookup::<BlobRef>(&key)? {
         return Ok(result);
     }
-    let mut text = serde_json::to_vec_pretty(chain)?;
-    text.push(b'\n');
-    let blob = cache.put(&text)?;
-    cache.record(&key, &document, &blob, &[blob], None)?;
+    let blob = cache.put(&make()?)?;
+    cache.record(&key, document, &blob, &[blob], None)?;
     Ok(blob)
 }

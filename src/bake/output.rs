@@ -8,7 +8,6 @@
 
 use std::collections::BTreeSet;
 use std::fs::{File, Metadata};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -166,7 +165,7 @@ pub fn publish(
         move_out(|| Ok(std::fs::rename(&chain_aside, &chain)?))
             .or_fault(|| unwritable(out, "cannot put `chain.json` back"))?;
     }
-    write_manifest(temporary.path(), out, &manifest, None).or_fault(|| unwritable(out, "cannot write the manifest"))?;
+    write_manifest(&temporary, out, &manifest, None).or_fault(|| unwritable(out, "cannot write the manifest"))?;
     drop(temporary);
     // What was replaced gave up its links to the store: noted now, so that no later change hides behind it.
     for blob in items.iter().flat_map(Item::blobs) {
@@ -220,8 +219,7 @@ fn rewrite(folder: &File, out: &Path, manifest: &BakeManifest) -> Result<()> {
     let temporary = TempDir::new_in(out).or_fault(|| unwritable(out, "cannot make a temporary folder"))?;
     // The time until which folders are known to be unchanged stays.
     let sealed_at = modified(&out.join(FILE_NAME));
-    write_manifest(temporary.path(), out, manifest, sealed_at)
-        .or_fault(|| unwritable(out, "cannot write the manifest"))?;
+    write_manifest(&temporary, out, manifest, sealed_at).or_fault(|| unwritable(out, "cannot write the manifest"))?;
     folder.sync_all().or_fault(|| unwritable(out, "cannot sync the output folder"))
 }
 
@@ -241,8 +239,7 @@ fn modified(path: &Path) -> Option<SystemTime> {
 fn keep_others(cache: &Cache, manifest: &mut BakeManifest, previous: &BakeManifest, out: &Path) {
     let whole = |file: &FileRecord, folder: &Path| {
         let (path, blob) = (folder.join(&file.path), BlobRef { sha256: file.sha256, size: file.size });
-        cache.same_file(&blob, &path).unwrap_or(false)
-            || File::open(&path).and_then(BlobRef::of_reader).is_ok_and(|found| found == blob)
+        cache.same_file(&blob, &path).unwrap_or(false) || BlobRef::of_file(&path).is_ok_and(|found| found == blob)
     };
     let package = |record: &&PackageRecord| record.files.iter().all(|file| whole(file, &out.join(&record.path)));
     let listed: BTreeSet<Option<usize>> = manifest.blocks.iter().map(|record| record.index).collect();
@@ -388,16 +385,10 @@ fn remove_leftovers(out: &Path, previous: Option<&BakeManifest>, manifest: &Bake
 }
 
 /// Writes the manifest; `modified` is the time of its last change, if that is not to be now.
-fn write_manifest(aside: &Path, out: &Path, manifest: &BakeManifest, modified: Option<SystemTime>) -> Result<()> {
-    let path = aside.join(FILE_NAME);
-    let mut file = File::create(&path)?;
-    file.write_all(&serde_json::to_vec_pretty(manifest)?)?;
-    file.write_all(b"\n")?;
-    if let Some(modified) = modified {
-        file.set_modified(modified)?;
-    }
-    file.sync_all()?;
-    Ok(std::fs::rename(&path, out.join(FILE_NAME))?)
+fn write_manifest(aside: &TempDir, out: &Path, manifest: &BakeManifest, modified: Option<SystemTime>) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(manifest)?;
+    text.push(b'\n');
+    Ok(aside.write_out(&out.join(FILE_NAME), &text, modified)?)
 }
 
 fn unwritable(out: &Path, what: &str) -> Fault {

@@ -25,7 +25,7 @@ use crate::cache::{ActionKey, BlobRef, BlobWriter, Cache, Digest, DigestMemo, Lo
 use crate::checkpoint::Checkpoint;
 use crate::coremltools::{Environment, Python};
 use crate::error::{Fault, Status};
-use crate::mlpackage::{self, MANIFEST, MODEL, PackageFile, WEIGHTS};
+use crate::mlpackage::{self, MANIFEST, MODEL, WEIGHTS};
 use crate::quant::{ComputeDtype, Scheme, Source};
 
 /// What happens to a part, for whoever shows progress.
@@ -85,13 +85,7 @@ impl BakedPart {
     /// A baked part of these files.
     pub fn new(mut files: Vec<BakedFile>, tensors: Vec<TensorReport>) -> Self {
         files.sort_by(|a, b| a.path.cmp(&b.path));
-        let digests: Vec<String> = files.iter().map(|file| file.blob.sha256.to_string()).collect();
-        let listed: Vec<_> = files
-            .iter()
-            .zip(&digests)
-            .map(|(file, sha256)| PackageFile { path: &file.path, size: file.blob.size, sha256 })
-            .collect();
-        let package = Digest(mlpackage::package_hash(&listed));
+        let package = mlpackage::digest_of(files.iter().map(|file| (&*file.path, &file.blob)));
         Self { package, files, tensors }
     }
 

@@ -20,6 +20,7 @@ use crate::mlpackage::blob::BlobDtype;
 use crate::mlpackage::compare::{DifferenceKind, Uses, by_name, compare, same_value};
 use crate::mlpackage::inventory::{BlobUse, Feature, FunctionInfo};
 use crate::quant::{Guard, GuardedGroup};
+use crate::runner::random::SplitMix64;
 
 /// Decode steps after the prefill.
 const DECODE_STEPS: usize = 3;
@@ -247,7 +248,7 @@ fn compare_outputs(functions: &[FunctionInfo], left: &Oracle, right: &Oracle, ve
     let (decode, prefill) = decode.zip(prefill).context("the package has no functions `decode` and `prefill`")?;
     let tokens = sizes(feature(prefill, "hidden_state").context("the function has no input `hidden_state`")?)[1];
     let mut states = (left.new_state("decode")?, right.new_state("decode")?);
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = SplitMix64(0x9e37_79b9_7f4a_7c15);
     let mut calls = vec![(prefill, 0)];
     calls.extend((0..DECODE_STEPS).map(|step| (decode, tokens + step)));
     if let Some(context) = context(decode) {
@@ -288,7 +289,7 @@ fn context(function: &FunctionInfo) -> Option<usize> {
 
 /// Inputs for a function's rows at `position`: normal hidden states times [`ROW_SCALES`], a causal mask, and what else a
 /// part has. Cosines and sines need not be those of any angle.
-fn inputs(function: &FunctionInfo, position: usize, random: &mut Random) -> Result<Vec<(String, Array)>> {
+fn inputs(function: &FunctionInfo, position: usize, random: &mut SplitMix64) -> Result<Vec<(String, Array)>> {
     let kept_outside = feature(function, "k_past").is_some();
     let mut values = Vec::with_capacity(function.inputs.len());
     for feature in &function.inputs {
@@ -297,7 +298,7 @@ fn inputs(function: &FunctionInfo, position: usize, random: &mut Random) -> Resu
                 let scale = |row: usize| ROW_SCALES[(position + row) % ROW_SCALES.len()];
                 let count = tokens * width;
                 let rows: Vec<f16> =
-                    (0..count).map(|index| f16::from_f32(scale(index / width) * random.normal())).collect();
+                    (0..count).map(|index| f16::from_f32(scale(index / width) * normal(random))).collect();
                 Array::f16(shape, &rows)
             }
             ("causal_mask", shape @ &[_, _, rows, columns]) => {
@@ -312,7 +313,7 @@ fn inputs(function: &FunctionInfo, position: usize, random: &mut Random) -> Resu
             }
             ("position_offset", &[1]) => Array::i32(&[1], &[i32::try_from(position).context("position beyond int32")?]),
             ("rope_cos" | "rope_sin", shape @ &[_, _, rows, width]) => {
-                let values = std::iter::repeat_with(|| f16::from_f32(random.normal().clamp(-1.0, 1.0)));
+                let values = std::iter::repeat_with(|| f16::from_f32(normal(random).clamp(-1.0, 1.0)));
                 Array::f16(shape, &values.take(rows * width).collect::<Vec<_>>())
             }
             ("write_mask", shape @ &[_, _, context, rows]) => {
@@ -321,7 +322,7 @@ fn inputs(function: &FunctionInfo, position: usize, random: &mut Random) -> Resu
             }
             ("k_past" | "v_past", shape @ &[_, heads, context, width]) => {
                 let stored = |place: usize| place / width % context < position;
-                let mut value = |place| if stored(place) { f16::from_f32(random.normal()) } else { f16::ZERO };
+                let mut value = |place| if stored(place) { f16::from_f32(normal(random)) } else { f16::ZERO };
                 Array::f16(shape, &(0..heads * context * width).map(&mut value).collect::<Vec<_>>())
             }
             (name, shape) => bail!("input `{name}` of shape {shape:?} is none that a part has"),
@@ -349,20 +350,7 @@ fn compare_arrays(label: &str, a: &Array, b: Option<&Array>, verdict: &mut Verdi
     }
 }
 
-/// SplitMix64, for inputs that are the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// About normal, variance 1: the sum of twelve uniform numbers, less six.
-    fn normal(&mut self) -> f32 {
-        (0..12).map(|_| (self.next() >> 40) as f32 / (1u32 << 24) as f32).sum::<f32>() - 6.0
-    }
+/// About normal, variance 1: the sum of twelve uniform numbers, less six.
+fn normal(random: &mut SplitMix64) -> f32 {
+    (0..12).map(|_| (random.bits() >> 40) as f32 / (1u32 << 24) as f32).sum::<f32>() - 6.0
 }

@@ -1,7 +1,9 @@
 //! Digests and what is named by them: SHA-256 of what is written, BLAKE3 of what is read.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{self, Read};
+use std::path::Path;
 use std::str::FromStr;
 
 use serde::de::{self, Deserializer, Visitor};
@@ -44,6 +46,14 @@ impl BlobRef {
     /// The reference that a file with these bytes has.
     pub fn of(bytes: &[u8]) -> Self {
         Self { sha256: Digest::of(bytes), size: bytes.len() as u64 }
+    }
+
+    /// That of the file at `path`.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn of_file(path: &Path) -> io::Result<Self> {
+        File::open(path).and_then(Self::of_reader)
     }
 
     /// Reads to the end.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -84,6 +84,22 @@ impl TempDir {
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Writes `bytes` to `destination`, which lies on the same disk: the whole of them, durably, or nothing. `modified` is
+    /// the time of the file's last change, if that is not to be now.
+    ///
+    /// # Errors
+    /// They cannot be written, or the file not be replaced.
+    pub fn write_out(&self, destination: &Path, bytes: &[u8], modified: Option<SystemTime>) -> io::Result<()> {
+        let path = self.path.join("written");
+        let mut file = File::create(&path)?;
+        file.write_all(bytes)?;
+        if let Some(modified) = modified {
+            file.set_modified(modified)?;
+        }
+        file.sync_all()?;
+        fs::rename(&path, destination)
     }
 }
 

@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::judge::{Judgement, judge};
-use super::lint::{Linted, lint_packages, lint_recipe};
+use super::lint::{Linted, known_rules, lint_packages, lint_recipe};
 use super::{Opened, default_jobs, smoke, total_size};
 use crate::bake::ends;
 use crate::bake::manifest::BakeManifest;
@@ -17,8 +17,9 @@ use crate::bake::part::Part;
 use crate::bake::pipeline::{Options, Outcome};
 use crate::cache::BlobRef;
 use crate::cli::{Convert, Global};
-use crate::coremltools;
+use crate::coremltools::{self, Environment};
 use crate::error::{Fault, Status};
+use crate::recipe::Recipe;
 use crate::ui::{Ui, bytes};
 
 /// How often a bake is repeated for parts whose cached files turn out to be damaged while they are published.
@@ -48,9 +49,12 @@ struct Summary<'a> {
 
 pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let start = Instant::now();
-    let mut linted = lint_recipe(&options.selection, global, &options.allow)?;
-    let opened =
-        Opened::new(&options.selection, options.baker.engine.into(), |layers| options.parts.of(layers), global, ui)?;
+    known_rules(&options.allow)?;
+    let recipe = Recipe::load(&options.selection.recipe, &options.selection.sets)?;
+    let environment = Environment::find(global.python.as_deref());
+    let mut linted = lint_recipe(&recipe, environment.as_ref().ok(), &options.allow)?;
+    let (model, engine) = (options.selection.model.as_deref(), options.baker.engine.into());
+    let opened = Opened::of(recipe, environment?, model, engine, |layers| options.parts.of(layers), global, ui)?;
     let run_options =
         Options { jobs: options.jobs.unwrap_or_else(default_jobs), force: options.force, frozen: options.frozen };
     let bake = opened.bake(&opened.plan);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::Serialize;
 
+use super::recipe_table;
 use crate::bake::manifest::BakeManifest;
 use crate::bake::plan::model_label;
 use crate::checkpoint::Checkpoint;
@@ -52,7 +53,7 @@ pub(super) fn run(options: &Gate, global: &Global, ui: &Ui) -> Result<ExitCode> 
     let out = &options.out;
     let chain = options.by.open(out, &ReferenceRunner::new(options.arithmetic), global)?;
     let manifest = BakeManifest::read(out)?;
-    let asked = asked(manifest.as_ref())?;
+    let asked: recipe::Gate = recipe_table(manifest.as_ref(), "gate")?;
     let criterion = criterion(options, &asked)?;
     let tokenizer = chain.file().tokenizer.as_ref().map(|files| Tokenizer::from_file(&out.join(&files.path)));
     let tokenizer = tokenizer.transpose()?;
@@ -180,17 +181,6 @@ pub(super) fn run(options: &Gate, global: &Global, ui: &Ui) -> Result<ExitCode> 
         ui.json(&document)?;
     }
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::from(Status::CheckFailed as u8) })
-}
-
-/// What the recipe of the bake asks for.
-fn asked(manifest: Option<&BakeManifest>) -> Result<recipe::Gate> {
-    let gate = manifest.and_then(|manifest| manifest.recipe.get("gate"));
-    Ok(match gate {
-        Some(gate) => serde_json::from_value(gate.clone()).or_fault(|| {
-            Fault::input("the output's manifest has a `gate` that this version of anebake does not read")
-        })?,
-        None => recipe::Gate::default(),
-    })
 }
 
 fn criterion(options: &Gate, asked: &recipe::Gate) -> Result<Options> {

@@ -13,7 +13,7 @@ use crate::bake::manifest::BakeManifest;
 use crate::bake::output::record_lint;
 use crate::bake::part::Part;
 use crate::bake::pipeline::Outcome;
-use crate::cli::{Global, Lint, Selection};
+use crate::cli::{Global, Lint};
 use crate::coremltools::Environment;
 use crate::error::{Fault, Status};
 use crate::lint::environment::Tools;
@@ -64,9 +64,7 @@ pub(super) fn run(options: &Lint, global: &Global, ui: &Ui) -> Result<ExitCode> 
         list(ui)?;
         return Ok(ExitCode::SUCCESS);
     }
-    for id in &options.allow {
-        rule(id)?;
-    }
+    known_rules(&options.allow)?;
     let subject = Subject::find(options.subject.as_deref().unwrap_or_default(), &options.sets)?;
     let mut report = match &subject {
         Subject::Recipe(recipe) => {
@@ -87,6 +85,14 @@ pub(super) fn run(options: &Lint, global: &Global, ui: &Ui) -> Result<ExitCode> 
     }
     let denied = report.at_least(options.deny).next().is_some();
     Ok(if denied { ExitCode::from(Status::CheckFailed as u8) } else { ExitCode::SUCCESS })
+}
+
+/// Checks that there are rules of these ids.
+///
+/// # Errors
+/// A usage fault: one is unknown.
+pub(super) fn known_rules(ids: &[String]) -> Result<()> {
+    ids.iter().try_for_each(|id| Ok(rule(id).map(|_| ())?))
 }
 
 fn list(ui: &Ui) -> Result<()> {
@@ -213,14 +219,10 @@ impl Linted {
 ///
 /// # Errors
 /// A rule that is not allowed finds an error: the check said no.
-pub(super) fn lint_recipe(selection: &Selection, global: &Global, allow: &[String]) -> Result<Linted> {
-    for id in allow {
-        rule(id)?;
-    }
-    let recipe = Recipe::load(&selection.recipe, &selection.sets)?;
+pub(super) fn lint_recipe(recipe: &Recipe, environment: Option<&Environment>, allow: &[String]) -> Result<Linted> {
     // Other tools than these end a bake by themselves, as faults of the environment.
-    let python = Environment::find(global.python.as_deref()).ok().and_then(|found| found.python_version());
-    let mut report = run::recipe(&recipe, Some(&Tools { python, ..Tools::default() }), false);
+    let python = environment.and_then(Environment::python_version);
+    let mut report = run::recipe(recipe, Some(&Tools { python, ..Tools::default() }), false);
     report.allow(allow);
     if let Some(finding) = report.at_least(Severity::Error).next() {
         let place = finding.places.first().map(|place| format!(" ({})", place.line())).unwrap_or_default();

@@ -22,7 +22,10 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
+use clap::Parser;
+use serde::de::DeserializeOwned;
 
+use crate::bake::manifest::BakeManifest;
 use crate::bake::part::{Part, choose_parts};
 use crate::bake::pipeline::{Bake, Outcome};
 use crate::bake::plan::{Engine, Plan, model_label};
@@ -30,7 +33,7 @@ use crate::cache::{Cache, remove_own_temporaries};
 use crate::checkpoint::Checkpoint;
 use crate::cli::{self, Cli, Command, Global, Selection};
 use crate::coremltools::Environment;
-use crate::error::{Fault, OrFault, Status};
+use crate::error::{self, Fault, OrFault, Status};
 use crate::mil::Arithmetic;
 use crate::recipe::Recipe;
 use crate::runner::coreml::CoreMlRunner;
@@ -40,11 +43,30 @@ use crate::ui::Ui;
 /// Whether a signal is about to end the process.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
+/// The program: reads the command line, runs the command, prints the error chain; gives the exit status.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return Ui::report_usage(&error),
+    };
+    let ui = match Ui::new(&cli.global) {
+        Ok(ui) => ui,
+        Err(error) => return Ui::report_without(&error),
+    };
+    match run(&cli, &ui) {
+        Ok(code) => code,
+        Err(error) => {
+            ui.report(&error);
+            ExitCode::from(error::status(&error) as u8)
+        }
+    }
+}
+
 /// Runs a command.
 ///
 /// # Errors
 /// Whatever stops it; [`crate::error::status`] tells the exit status.
-pub fn run(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
+fn run(cli: &Cli, ui: &Ui) -> Result<ExitCode> {
     catch_interrupts(matches!(cli.command, Command::Run(_) | Command::Smoke(_) | Command::SmokeChild(_)))?;
     let result = dispatch(cli, ui);
     if result.is_err() && INTERRUPTED.load(Ordering::SeqCst) {
@@ -95,6 +117,19 @@ fn catch_interrupts(bakes_nothing: bool) -> Result<()> {
     Ok(())
 }
 
+/// The table `key` of the recipe that an output was baked by; the default where there is none.
+///
+/// # Errors
+/// An input fault: this version of anebake does not read it.
+fn recipe_table<T: DeserializeOwned + Default>(manifest: Option<&BakeManifest>, key: &str) -> Result<T> {
+    match manifest.and_then(|manifest| manifest.recipe.get(key)) {
+        Some(table) => serde_json::from_value(table.clone()).or_fault(|| {
+            Fault::input(format!("the output's manifest has a `{key}` that this version of anebake does not read"))
+        }),
+        None => Ok(T::default()),
+    }
+}
+
 /// A bake's inputs, opened.
 pub(crate) struct Opened {
     pub recipe: Recipe,
@@ -117,7 +152,20 @@ impl Opened {
     ) -> Result<Self> {
         let recipe = Recipe::load(&selection.recipe, &selection.sets)?;
         let environment = Environment::find(global.python.as_deref())?;
-        let source = match (&selection.model, &recipe.model.source) {
+        Self::of(recipe, environment, selection.model.as_deref(), engine, parts, global, ui)
+    }
+
+    /// [`Self::new`] with what is open already; `model` overrides the recipe's own.
+    pub fn of(
+        recipe: Recipe,
+        environment: Environment,
+        model: Option<&str>,
+        engine: Engine,
+        parts: impl FnOnce(usize) -> Result<Vec<Part>>,
+        global: &Global,
+        ui: &Ui,
+    ) -> Result<Self> {
+        let source = match (model, &recipe.model.source) {
             (Some(text), _) => text.parse()?,
             (None, Some(source)) => source.clone(),
             (None, None) => {

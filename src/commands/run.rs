@@ -16,6 +16,7 @@ use crate::cli::{Global, Run, RunnerName};
 use crate::error::{Fault, OrFault};
 use crate::mil::{Headroom, OpHeadroom};
 use crate::runner::generate::{Call, Generated, Limits, Stop, generate};
+use crate::runner::random::SplitMix64;
 use crate::runner::{ReferenceRunner, Sampler, Sampling, memory};
 use crate::tokenizer::chat::{Message, render};
 use crate::tokenizer::{Stream, Tokenizer};
@@ -97,11 +98,11 @@ pub(super) fn run(options: &Run, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let seed = (options.temperature > 0.0).then(|| options.seed.unwrap_or_else(any_seed));
     let mut sampler = match seed {
         None => Sampler::Greedy,
-        Some(state) => Sampler::Random(Sampling {
+        Some(seed) => Sampler::Random(Sampling {
             temperature: options.temperature,
             top_k: options.top_k.map(usize::from),
             top_p: options.top_p,
-            state,
+            random: SplitMix64(seed),
         }),
     };
     let ends = file.tokenizer.as_ref().map_or(&[][..], |tokenizer| &tokenizer.eos);

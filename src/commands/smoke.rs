@@ -8,11 +8,12 @@ use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::recipe_table;
 use crate::bake::manifest::BakeManifest;
 use crate::bake::output::record_smoke;
 use crate::cache::Cache;
 use crate::cli::{self, Global};
-use crate::error::{Fault, OrFault, Status};
+use crate::error::Status;
 use crate::recipe;
 use crate::runner::coreml::unavailable;
 use crate::smoke::{self, Options, PackageReport, Scope, SmokeReport, Verdict, judge_output};
@@ -27,7 +28,7 @@ pub(super) fn run(options: &cli::Smoke, global: &Global, ui: &Ui) -> Result<Exit
     let chosen = Options {
         units: options.units,
         time_limit: Duration::from_secs(options.time_limit.into()),
-        ..Options::new(&asked(manifest.as_ref())?, cache.root().to_owned())
+        ..Options::new(&recipe_table(manifest.as_ref(), "smoke")?, cache.root().to_owned())
     };
     let scope = Scope { only: options.parts.only.clone(), steps: options.steps.into(), chain: !options.no_chain };
     let report = judge_output(&options.out, &scope, &chosen, &mut |package| tell(package, ui))?;
@@ -47,16 +48,6 @@ pub(super) fn run(options: &cli::Smoke, global: &Global, ui: &Ui) -> Result<Exit
 pub(super) fn child(options: &cli::SmokeChild) -> Result<ExitCode> {
     smoke::run_child(&options.folder)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// What the recipe of the bake asks for.
-fn asked(manifest: Option<&BakeManifest>) -> Result<recipe::Smoke> {
-    match manifest.and_then(|manifest| manifest.recipe.get("smoke")) {
-        Some(smoke) => serde_json::from_value(smoke.clone()).or_fault(|| {
-            Fault::input("the output's manifest has a `smoke` that this version of anebake does not read")
-        }),
-        None => Ok(recipe::Smoke::default()),
-    }
 }
 
 fn tell(package: &PackageReport, ui: &Ui) {

@@ -16,7 +16,7 @@ use super::{Check, Found, Report, rules};
 use crate::bake::manifest;
 use crate::chain;
 use crate::error::{Fault, OrFault};
-use crate::mlpackage::{MANIFEST, Package};
+use crate::mlpackage::{MANIFEST, Package, locate};
 use crate::recipe::Recipe;
 
 /// What can be linted.
@@ -176,7 +176,7 @@ fn judge_packages(output: &mut Output, report: &mut Report) {
 
 /// Tells equal programs.
 fn program_digest(path: &Path) -> Result<[u8; 32]> {
-    let model = Package::open(path)?.model_path().to_owned();
+    let model = locate(path).or_fault(|| Fault::input(format!("cannot open the package `{}`", path.display())))?;
     let bytes = std::fs::read(&model).with_context(|| format!("cannot read `{}`", model.display()))?;
     Ok(Sha256::digest(&bytes).into())
 }

@@ -1,7 +1,6 @@
 //! Hashes of packages as they lie on disk.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -24,25 +23,26 @@ pub fn files(folder: &Path) -> Result<BTreeMap<String, BlobRef>> {
         }
         let path = entry.path().strip_prefix(folder)?;
         let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
-        let blob = File::open(entry.path())
-            .and_then(BlobRef::of_reader)
-            .with_context(|| format!("cannot read `{}`", entry.path().display()))?;
+        let blob =
+            BlobRef::of_file(entry.path()).with_context(|| format!("cannot read `{}`", entry.path().display()))?;
         found.insert(parts.join("/"), blob);
     }
     Ok(found)
 }
 
-/// [`package_hash`] of the package at `package`, from its files.
+/// [`digest_of`] the files of the package at `package`.
 ///
 /// # Errors
 /// An input fault that names the package: it cannot be read.
 pub fn package_digest(package: &Path) -> Result<Digest> {
     let files = files(package).or_fault(|| Fault::input(format!("cannot read the package `{}`", package.display())))?;
-    let digests: Vec<String> = files.values().map(|blob| blob.sha256.to_string()).collect();
-    let listed: Vec<PackageFile<'_>> = files
-        .iter()
-        .zip(&digests)
-        .map(|((path, blob), sha256)| PackageFile { path, size: blob.size, sha256 })
-        .collect();
-    Ok(Digest(package_hash(&listed)))
+    Ok(digest_of(files.iter().map(|(path, blob)| (&**path, blob))))
+}
+
+/// [`package_hash`] of files by their paths inside the package.
+pub fn digest_of<'a>(files: impl Iterator<Item = (&'a str, &'a BlobRef)>) -> Digest {
+    let files: Vec<(&str, u64, String)> =
+        files.map(|(path, blob)| (path, blob.size, blob.sha256.to_string())).collect();
+    let listed: Vec<_> = files.iter().map(|(path, size, sha256)| PackageFile { path, size: *size, sha256 }).collect();
+    Digest(package_hash(&listed))
 }

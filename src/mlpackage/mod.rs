@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::{Fault, OrFault};
 
-pub use digest::{files, package_digest};
+pub use digest::{digest_of, files, package_digest};
 
 /// Path of the program inside a package that anebake makes.
 pub const MODEL: &str = "Data/com.apple.CoreML/model.mlmodel";
@@ -52,18 +52,7 @@ impl Package {
     }
 
     fn open_parts(path: &Path) -> Result<Self> {
-        let manifest_path = path.join(MANIFEST);
-        let text =
-            std::fs::read(&manifest_path).with_context(|| format!("cannot read `{}`", manifest_path.display()))?;
-        let manifest: Manifest = serde_json::from_slice(&text)
-            .with_context(|| format!("`{}` is no package manifest", manifest_path.display()))?;
-        let item = manifest
-            .item_info_entries
-            .get(&manifest.root_model_identifier)
-            .with_context(|| format!("`{MANIFEST}` lists no item `{}`", manifest.root_model_identifier))?;
-        let inside = Path::new(&item.path).components().all(|part| matches!(part, Component::Normal(_)));
-        ensure!(inside && !item.path.is_empty(), "`{MANIFEST}`: `{}` is no path inside the package", item.path);
-        let model_path = path.join("Data").join(&item.path);
+        let model_path = locate(path)?;
         let bytes = std::fs::read(&model_path).with_context(|| format!("cannot read `{}`", model_path.display()))?;
         let model = decode(&bytes).with_context(|| format!("`{}` is no Core ML model", model_path.display()))?;
         let weights_path = model_path.with_file_name("weights").join("weight.bin");
@@ -134,6 +123,24 @@ impl Package {
         inventory::functions(&self.model)
             .or_fault(|| Fault::input(format!("malformed package `{}`", self.path.display())))
     }
+}
+
+/// Where the program of a `.mlpackage` folder lies, by the package's manifest.
+///
+/// # Errors
+/// The manifest is missing or malformed.
+pub fn locate(path: &Path) -> Result<PathBuf> {
+    let manifest_path = path.join(MANIFEST);
+    let text = std::fs::read(&manifest_path).with_context(|| format!("cannot read `{}`", manifest_path.display()))?;
+    let manifest: Manifest = serde_json::from_slice(&text)
+        .with_context(|| format!("`{}` is no package manifest", manifest_path.display()))?;
+    let item = manifest
+        .item_info_entries
+        .get(&manifest.root_model_identifier)
+        .with_context(|| format!("`{MANIFEST}` lists no item `{}`", manifest.root_model_identifier))?;
+    let inside = Path::new(&item.path).components().all(|part| matches!(part, Component::Normal(_)));
+    ensure!(inside && !item.path.is_empty(), "`{MANIFEST}`: `{}` is no path inside the package", item.path);
+    Ok(path.join("Data").join(&item.path))
 }
 
 /// Decodes `model.mlmodel`.

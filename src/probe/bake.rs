@@ -1,13 +1,11 @@
 //! Makes what a ladder's folder lacks.
 
-use std::fs::File;
-use std::io::Write;
 use std::path::Path;
 
 use anyhow::Result;
 
 use super::{About, FILE_NAME, Ladder, MadeBy, Rung, SCHEMA};
-use crate::cache::{BlobRef, TempDir, move_out, sweep_stale};
+use crate::cache::{BlobRef, Digest, TempDir, move_out, sweep_stale};
 use crate::coremltools::{Environment, Python, sources_digest};
 use crate::error::{Fault, OrFault};
 use crate::mlpackage::package_digest;
@@ -68,7 +66,7 @@ fn make(python: &Python, folder: &Path, about: &About) -> Result<Rung> {
         about: about.clone(),
         calls,
         package_sha256: package_digest(&package)?,
-        calls_sha256: file_digest(&arrays)?.sha256,
+        calls_sha256: file_digest(&arrays)?,
     };
     move_out(|| {
         let (place, arrays_place) = (about.package(folder), about.arrays(folder));
@@ -84,20 +82,17 @@ fn make(python: &Python, folder: &Path, about: &About) -> Result<Rung> {
 }
 
 fn write(folder: &Path, ladder: &Ladder) -> Result<()> {
-    let temporary = TempDir::new_in(folder)?;
-    let path = temporary.path().join(FILE_NAME);
-    let write = || -> Result<()> {
-        let mut file = File::create(&path)?;
-        file.write_all(&serde_json::to_vec_pretty(ladder)?)?;
-        file.write_all(b"\n")?;
-        file.sync_all()?;
-        Ok(std::fs::rename(&path, folder.join(FILE_NAME))?)
-    };
-    write().or_fault(|| Fault::input(format!("cannot write `{}`", folder.join(FILE_NAME).display())))
+    let path = folder.join(FILE_NAME);
+    let mut text = serde_json::to_vec_pretty(ladder)?;
+    text.push(b'\n');
+    TempDir::new_in(folder)?
+        .write_out(&path, &text, None)
+        .or_fault(|| Fault::input(format!("cannot write `{}`", path.display())))
 }
 
-fn file_digest(path: &Path) -> Result<BlobRef> {
-    File::open(path).and_then(BlobRef::of_reader).or_fault(|| Fault::input(format!("cannot read `{}`", path.display())))
+fn file_digest(path: &Path) -> Result<Digest> {
+    let blob = BlobRef::of_file(path).or_fault(|| Fault::input(format!("cannot read `{}`", path.display())))?;
+    Ok(blob.sha256)
 }
 
 impl Ladder {
@@ -110,6 +105,6 @@ impl Ladder {
 impl Rung {
     fn is_whole(&self, folder: &Path) -> bool {
         package_digest(&self.about.package(folder)).is_ok_and(|found| found == self.package_sha256)
-            && file_digest(&self.about.arrays(folder)).is_ok_and(|found| found.sha256 == self.calls_sha256)
+            && file_digest(&self.about.arrays(folder)).is_ok_and(|found| found == self.calls_sha256)
     }
 }

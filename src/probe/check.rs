@@ -1,14 +1,11 @@
 //! The reference runner against the oracle, on every rung.
 
-use std::path::Path;
-
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::Rung;
-use crate::mil::Arithmetic;
-use crate::runner::{ReferenceRunner, Runner};
-use crate::smoke::Comparison;
+use crate::runner::Model;
+use crate::smoke::{Case, Comparison};
 
 /// Least cosine between an output of the reference runner and the oracle's.
 const MIN_COSINE: f64 = 0.9999;
@@ -32,15 +29,14 @@ impl Checked {
     }
 }
 
-/// Runs a rung's calls on the reference runner and compares with what the folder holds.
+/// Runs the cases of a rung on the reference runner and compares with what they expect.
 ///
 /// # Errors
-/// An input fault: the package or its arrays are damaged, or an op fails.
-pub fn check(folder: &Path, rung: &Rung) -> Result<Checked> {
-    let model = ReferenceRunner::new(Arithmetic::Fp16).open(&rung.about.package(folder))?;
+/// An op fails, or an output is no other's image.
+pub(super) fn check(model: &dyn Model, rung: &Rung, cases: &[Case]) -> Result<Checked> {
     let mut state = model.new_state()?;
     let mut worst = Checked { cosine: 1.0, error: 0.0 };
-    for (index, call) in rung.calls(folder, model.functions())?.iter().enumerate() {
+    for (index, call) in cases.iter().enumerate() {
         let mut one = || -> Result<()> {
             let outputs = model.predict(&call.function, &call.inputs, &mut state)?;
             for found in Comparison::of_all(&outputs, &call.expected)? {

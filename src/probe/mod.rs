@@ -2,8 +2,8 @@
 //! asks one question.
 //!
 //! Owns the ladder's folder and what is made of it. [`bake`] fills the folder, with the calls of every package and what
-//! they give by the oracle; [`check`] compares the reference runner with that, anywhere; [`run`] has Core ML do the same
-//! calls, each package in a process of its own; [`recommend`] says what follows for a bake. The packages themselves are
+//! they give by the oracle; [`run`] compares the reference runner with that, anywhere, and has Core ML do the same calls,
+//! each package in a process of its own; `recommend` says what follows for a bake. The packages themselves are
 //! authored in Python.
 
 mod bake;
@@ -21,10 +21,12 @@ use crate::cache::Digest;
 use crate::coremltools::ToolVersions;
 use crate::error::{Fault, OrFault};
 use crate::gate::npz::{NpyArray, NpyValues, NpzFile};
-use crate::runner::{Array, Arrays};
+use crate::mlpackage::inventory::FunctionInfo;
+use crate::runner::Array;
+use crate::smoke::Case;
 
 pub use bake::{Progress, bake};
-pub use check::{Checked, check};
+pub use check::Checked;
 pub use recommend::{Answer, Recommendation};
 pub use run::{Results, RungResult, run};
 
@@ -123,17 +125,6 @@ impl About {
     }
 }
 
-/// A call of a rung.
-#[derive(Clone, Debug)]
-pub struct Call {
-    /// Function.
-    pub function: String,
-    /// Inputs.
-    pub inputs: Arrays,
-    /// Outputs by the oracle.
-    pub expected: Arrays,
-}
-
 impl Ladder {
     /// Reads the ladder of a folder; `None` where it has none.
     ///
@@ -164,14 +155,14 @@ impl Ladder {
 }
 
 impl Rung {
-    /// Its calls.
+    /// Its calls, and what they give by the oracle.
     ///
     /// # Errors
     /// An input fault: the file of arrays is missing, damaged, or lacks one.
-    pub fn calls(&self, folder: &Path, interface: &[crate::mlpackage::inventory::FunctionInfo]) -> Result<Vec<Call>> {
+    fn cases(&self, folder: &Path, interface: &[FunctionInfo]) -> Result<Vec<Case>> {
         let path = self.about.arrays(folder);
         let mut file = NpzFile::open(&path)?;
-        let mut call = |index: usize, function: &str| -> Result<Call> {
+        let mut call = |index: usize, function: &str| -> Result<Case> {
             let info = interface.iter().find(|info| info.name == function);
             let info = info.with_context(|| format!("the package has no function `{function}`"))?;
             let mut read = |kind: &str, name: &str| -> Result<(String, Array)> {
@@ -181,7 +172,7 @@ impl Rung {
             };
             let inputs = info.inputs.iter().map(|input| read("in", &input.name)).collect::<Result<_>>()?;
             let expected = info.outputs.iter().map(|output| read("out", &output.name)).collect::<Result<_>>()?;
-            Ok(Call { function: function.to_owned(), inputs, expected })
+            Ok(Case { function: function.to_owned(), inputs, expected, fresh: index == 0 })
         };
         let calls = self.calls.iter().enumerate().map(|(index, function)| call(index, function));
         calls.collect::<Result<_>>().or_fault(|| {

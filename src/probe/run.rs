@@ -6,13 +6,15 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::check::check;
 use super::recommend::{Answer, Recommendation, recommend};
 use super::scrub::Scrub;
 use super::{About, Checked, MadeBy, Rung};
 use crate::cache::Digest;
-use crate::mlpackage::Package;
+use crate::mil::Arithmetic;
 use crate::runner::coreml::System;
-use crate::smoke::{Case, Options, PackageReport, Subject, Verdict, judge};
+use crate::runner::{ReferenceRunner, Runner};
+use crate::smoke::{Options, PackageReport, Subject, Verdict, judge};
 
 /// Version of the results' schema.
 const SCHEMA: u32 = 1;
@@ -53,20 +55,19 @@ pub struct RungResult {
     pub core_ml: PackageReport,
 }
 
-/// Has Core ML do a rung's calls in a process of their own; skipped where there is none.
+/// Has the reference runner do a rung's calls and compares with the oracle's outputs; then has Core ML do them in a process
+/// of their own, where there is one.
 ///
 /// # Errors
-/// An input fault where the rung's files are damaged; the process cannot be started. A rung that fails is no error.
-pub fn run(folder: &Path, rung: &Rung, options: &Options) -> Result<PackageReport> {
+/// An input fault where the rung's files are damaged; the process cannot be started. A rung that fails on Core ML is no
+/// error.
+pub fn run(folder: &Path, rung: &Rung, options: &Options) -> Result<(Checked, PackageReport)> {
     let package = rung.about.package(folder);
-    let interface = Package::open(&package)?.functions()?;
-    let cases = rung.calls(folder, &interface)?.into_iter().enumerate().map(|(index, call)| Case {
-        function: call.function,
-        inputs: call.inputs,
-        expected: call.expected,
-        fresh: index == 0,
-    });
-    judge(&Subject { package, cases: cases.collect() }, options)
+    let model = ReferenceRunner::new(Arithmetic::Fp16).open(&package)?;
+    let cases = rung.cases(folder, model.functions())?;
+    let checked = check(model.as_ref(), rung, &cases)?;
+    drop(model);
+    Ok((checked, judge(&Subject { package, cases }, options)?))
 }
 
 /// What a report says, in a word.

@@ -8,6 +8,7 @@ pub mod coreml;
 pub mod generate;
 mod held;
 pub mod memory;
+pub mod random;
 mod reference;
 mod sampler;
 mod step;

@@ -2,6 +2,8 @@
 
 use anyhow::{Result, bail};
 
+use super::random::SplitMix64;
+
 /// Chooses tokens.
 #[derive(Clone, Debug)]
 pub enum Sampler {
@@ -20,8 +22,8 @@ pub struct Sampling {
     pub top_k: Option<usize>,
     /// Only the likeliest tokens that together reach this probability.
     pub top_p: Option<f32>,
-    /// State of SplitMix64; the seed at first.
-    pub state: u64,
+    /// Where chance comes from.
+    pub random: SplitMix64,
 }
 
 impl Sampler {
@@ -87,14 +89,9 @@ impl Sampling {
         candidates[0].0
     }
 
-    /// The next of SplitMix64, in [0, 1): Steele, Lea and Flood, "Fast splittable pseudorandom number generators".
+    /// The next number in [0, 1).
     fn uniform(&mut self) -> f64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.state;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^= bits >> 31;
-        (bits >> 11) as f64 / (1u64 << 53) as f64
+        (self.random.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
@@ -103,7 +100,7 @@ mod tests {
     use super::*;
 
     fn sampling(temperature: f32, top_k: Option<usize>, top_p: Option<f32>) -> Sampling {
-        Sampling { temperature, top_k, top_p, state: 7 }
+        Sampling { temperature, top_k, top_p, random: SplitMix64(7) }
     }
 
     /// How often each of the tokens comes in 20,000 draws.
@@ -149,7 +146,7 @@ mod tests {
     #[test]
     fn the_generator_is_splitmix64() {
         // First outputs of the reference implementation for seed 1234567: 6457827717110365317, 3203168211198807973.
-        let mut sampling = Sampling { state: 1_234_567, ..sampling(1.0, None, None) };
+        let mut sampling = Sampling { random: SplitMix64(1_234_567), ..sampling(1.0, None, None) };
         for expected in [6_457_827_717_110_365_317_u64, 3_203_168_211_198_807_973] {
             assert_eq!(sampling.uniform(), (expected >> 11) as f64 / (1u64 << 53) as f64);
         }

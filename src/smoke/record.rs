@@ -10,6 +10,7 @@ use super::request::{ArrayReader, ArrayWriter, StoredCase};
 use super::{Case, Subject};
 use crate::gate::verdict::is_tie;
 use crate::mlpackage::inventory::{Feature, FunctionInfo};
+use crate::runner::random::SplitMix64;
 use crate::runner::{Array, Arrays, Chain, Model, ReferenceRunner, Rows, Runner, State, greedy};
 
 /// Where random inputs begin.
@@ -164,7 +165,7 @@ pub(super) fn random_subject(package: &Path, steps: usize) -> Result<Subject> {
     let model = ReferenceRunner::default().open(package)?;
     let mut functions: Vec<&FunctionInfo> = model.functions().iter().collect();
     functions.sort_by_key(|function| size(function));
-    let mut random = Random(SEED);
+    let mut random = SplitMix64(SEED);
     let mut cases = Vec::new();
     // The widest first, as a conversation begins.
     for (index, function) in functions.iter().enumerate().rev() {
@@ -183,30 +184,21 @@ fn size(function: &FunctionInfo) -> i64 {
 }
 
 /// Floats in [-1, 1), integers that count the calls: finite and valid whatever they mean.
-fn inputs(function: &FunctionInfo, step: usize, random: &mut Random) -> Result<Arrays> {
-    let array = |feature: &Feature, random: &mut Random| -> Result<Array> {
+fn inputs(function: &FunctionInfo, step: usize, random: &mut SplitMix64) -> Result<Arrays> {
+    let array = |feature: &Feature, random: &mut SplitMix64| -> Result<Array> {
         let shape = feature.shape.iter().map(|&size| usize::try_from(size)).collect::<Result<Vec<_>, _>>();
         let shape = shape.with_context(|| format!("input `{}` has no static shape", feature.name))?;
         let count = shape.iter().product();
         ensure!(count > 0, "input `{}` is empty", feature.name);
         Ok(match &*feature.dtype {
             "int32" => Array::int(&shape, vec![i32::try_from(step)?; count]),
-            _ => Array::float(&shape, (0..count).map(|_| random.next()).collect()),
+            _ => Array::float(&shape, (0..count).map(|_| uniform(random)).collect()),
         })
     };
     function.inputs.iter().map(|feature| Ok((feature.name.clone(), array(feature, random)?))).collect()
 }
 
-/// SplitMix64, as multiples of 2^-10 so that float16 holds them.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^= bits >> 31;
-        (bits >> 53) as f32 / 1024.0 - 1.0
-    }
+/// A multiple of 2^-10 in [-1, 1), so that float16 holds it.
+fn uniform(random: &mut SplitMix64) -> f32 {
+    (random.bits() >> 53) as f32 / 1024.0 - 1.0
 }

@@ -128,7 +128,7 @@ impl CompiledModels {
             let same = (&entry.package, &entry.build, &entry.chip) == (hash, &self.build, &self.chip);
             let model = place.join(MODEL);
             let unchanged = |(path, blob): (&String, &BlobRef)| {
-                File::open(model.join(path)).and_then(BlobRef::of_reader).is_ok_and(|found| found == *blob)
+                BlobRef::of_file(&model.join(path)).is_ok_and(|found| found == *blob)
             };
             same && entry.files.iter().all(unchanged)
         })
