@@ -133,7 +133,7 @@ fn a_read_only_cache_serves_what_it_has_and_refuses_what_it_has_not() {
     let cache = disk.join("cache");
     assert!(bake(&fault, &["--cache-dir", &cache]).status.success());
     disk.mount("remount,ro");
-    let output = bake(&fault, &["--cache-dir", &cache, "--out", "another"]);
+    let output = bake(&fault, &["--cache-dir", &cache, "--out", "another", "--allow", "state-alignment"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(stderr(&output), "");
     fault.assert_complete(0, "another");
