@@ -124,7 +124,9 @@ impl Ui {
     }
 
     fn message(&self, text: impl Display) {
-        self.bars.suspend(|| drop(writeln!(std::io::stderr(), "{text}")));
+        // One write: the lines of bakes that share a log stay whole.
+        let line = format!("{text}\n");
+        self.bars.suspend(|| drop(std::io::stderr().write_all(line.as_bytes())));
     }
 
     /// Prints an error with its causes and hints.

@@ -3,7 +3,10 @@
 //! Everything but `timings` and the results of gate, lint and smoke is decided by the inputs; no absolute path, host or
 //! date is in it.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -12,7 +15,7 @@ use serde_json::Value;
 use super::part::{Part, PlannedTensor};
 use super::pipeline::Outcome;
 use super::plan::Plan;
-use crate::cache::{BlobRef, Digest};
+use crate::cache::{BlobRef, Digest, FileIdentity};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Fault, OrFault};
 use crate::quant::{Granularity, GuardedGroup};
@@ -269,6 +272,56 @@ impl BakeManifest {
     }
 }
 
+/// The manifest of an output folder, read by a thread of its own while the bake looks for its parts: where all of them
+/// are cached, reading it would be a tenth of the time.
+#[derive(Debug)]
+pub struct ReadAhead(Option<JoinHandle<Option<Seen>>>);
+
+/// A manifest and the file that it was read from. While that is open, no other file can have its inode number.
+#[derive(Debug)]
+struct Seen {
+    manifest: BakeManifest,
+    identity: FileIdentity,
+    _open: File,
+}
+
+impl Seen {
+    fn read(path: PathBuf) -> Option<Self> {
+        let mut file = File::open(&path).ok()?;
+        let metadata = file.metadata().ok()?;
+        let mut text = Vec::with_capacity(usize::try_from(metadata.len()).ok()? + 1);
+        file.read_to_end(&mut text).ok()?;
+        let manifest = serde_json::from_slice(&text).ok()?;
+        Some(Self { manifest, identity: FileIdentity::of_metadata(path, &metadata), _open: file })
+    }
+
+    /// Whether the file is still there and as it was.
+    fn is_current(&self) -> bool {
+        let path = &self.identity.path;
+        path.metadata().is_ok_and(|now| FileIdentity::of_metadata(path.clone(), &now) == self.identity)
+    }
+}
+
+impl ReadAhead {
+    /// Starts to read the manifest of `out`, if there is one.
+    pub fn start(out: &Path) -> Self {
+        let path = out.join(FILE_NAME);
+        Self(std::thread::Builder::new().spawn(move || Seen::read(path)).ok())
+    }
+
+    /// What [`BakeManifest::read`] gives of the same folder at this moment.
+    ///
+    /// # Errors
+    /// As [`BakeManifest::read`].
+    pub fn finish(self, out: &Path) -> Result<Option<BakeManifest>> {
+        let seen = self.0.and_then(|thread| thread.join().ok().flatten());
+        match seen.filter(Seen::is_current) {
+            Some(seen) => Ok(Some(seen.manifest)),
+            None => BakeManifest::read(out),
+        }
+    }
+}
+
 fn package_record(plan: &Plan, outcome: &Outcome) -> Result<PackageRecord> {
     let planned = plan.parts.iter().find(|planned| planned.part == outcome.part);
     let planned = planned.with_context(|| format!("{} was not planned", outcome.part))?;
@@ -315,4 +368,51 @@ fn tensor_record(planned: &PlannedTensor, digest: Digest, compute: &str, outcome
 
 fn milliseconds(seconds: f64) -> f64 {
     (seconds * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn write(out: &Path, engine: &str) {
+        let manifest = json!({
+            "schema": SCHEMA, "anebake": "", "engine": engine, "model": {"source": "", "config": {}, "files": []},
+            "recipe": {}, "tools": {}, "blocks": [], "timings": {"seconds": 0.0, "parts": []},
+        });
+        let aside = out.join("aside");
+        std::fs::write(&aside, manifest.to_string()).unwrap();
+        std::fs::rename(&aside, out.join(FILE_NAME)).unwrap();
+    }
+
+    /// The thread of `ahead` has read what there is.
+    fn settle(ahead: &ReadAhead) {
+        while ahead.0.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_manifest_read_ahead_is_the_one_that_is_there_at_the_end() {
+        let out = tempfile::tempdir().unwrap();
+        let out = out.path();
+        let engine = |ahead: ReadAhead| ahead.finish(out).unwrap().map(|manifest| manifest.engine);
+        let ahead = ReadAhead::start(out);
+        settle(&ahead);
+        write(out, "first");
+        assert_eq!(engine(ahead).as_deref(), Some("first"), "there was none");
+        let ahead = ReadAhead::start(out);
+        settle(&ahead);
+        assert_eq!(engine(ahead).as_deref(), Some("first"));
+        let ahead = ReadAhead::start(out);
+        settle(&ahead);
+        write(out, "other");
+        assert_eq!(engine(ahead).as_deref(), Some("other"), "it was replaced by one of the same size");
+        let ahead = ReadAhead::start(out);
+        settle(&ahead);
+        std::fs::remove_file(out.join(FILE_NAME)).unwrap();
+        assert_eq!(engine(ahead), None, "it was removed");
+        std::fs::write(out.join(FILE_NAME), "{}").unwrap();
+        assert!(ReadAhead::start(out).finish(out).is_err(), "it is no manifest");
+    }
 }

@@ -17,7 +17,7 @@ use serde_json::Value;
 use walkdir::WalkDir;
 
 use super::ends::{TOKENIZER, TOKENIZER_CONFIG};
-use super::manifest::{BakeManifest, FILE_NAME, FileRecord, PackageRecord};
+use super::manifest::{BakeManifest, FILE_NAME, FileRecord, PackageRecord, ReadAhead};
 use super::part::Part;
 use super::pipeline::{BakedFile, Outcome};
 use crate::cache::{BlobRef, Cache, Damaged, TempDir, move_out, sweep_stale};
@@ -92,7 +92,7 @@ pub enum Publication {
 }
 
 /// Brings an output folder in line with a manifest, which lists `items`. `partial` keeps what is there of the same bake
-/// and the manifest does not list; otherwise it is removed.
+/// and the manifest does not list; otherwise it is removed. `ahead` is the output's manifest, if it is being read.
 ///
 /// # Errors
 /// The folder cannot be made or written; nothing half-written is left in it.
@@ -102,11 +102,16 @@ pub fn publish(
     mut manifest: BakeManifest,
     items: &[Item<'_>],
     partial: bool,
+    ahead: Option<ReadAhead>,
 ) -> Result<Publication> {
     std::fs::create_dir_all(out).or_fault(|| unwritable(out, "cannot make the output folder"))?;
     let folder = locked(out)?;
     sweep_stale(out);
-    let previous = BakeManifest::read(out).unwrap_or_default();
+    let previous = match ahead {
+        Some(ahead) => ahead.finish(out),
+        None => BakeManifest::read(out),
+    };
+    let previous = previous.unwrap_or_default();
     if let Some(previous) = previous.as_ref().filter(|previous| partial && previous.same_bake(&manifest)) {
         keep_others(cache, &mut manifest, previous, out);
     }

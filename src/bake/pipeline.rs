@@ -115,12 +115,17 @@ pub struct Outcome {
 /// How to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Threads that digest and stamp.
-    pub jobs: NonZeroUsize,
+    /// Threads that digest and stamp; without a number [`default_jobs`].
+    pub jobs: Option<NonZeroUsize>,
     /// Bake what is cached, too.
     pub force: bool,
     /// Fail rather than bake.
     pub frozen: bool,
+}
+
+/// Threads to use where the user does not say.
+pub fn default_jobs() -> NonZeroUsize {
+    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
 
 /// What a run needs.
@@ -187,7 +192,7 @@ impl Bake<'_> {
         outcomes: &mut BTreeMap<Part, Outcome>,
     ) -> Result<()> {
         self.checkpoint.check()?;
-        let workers = options.jobs.get().min(parts.len().max(1));
+        let workers = options.jobs.unwrap_or_else(default_jobs).get().min(parts.len().max(1));
         let run = Run {
             bake: self,
             options,

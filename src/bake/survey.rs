@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use super::part::{Part, PlannedPart};
-use super::pipeline::{Bake, BakedPart};
+use super::pipeline::{Bake, BakedPart, default_jobs};
 use super::plan::{digest_memos, tensor_digests};
 use crate::cache::{ActionKey, Change, Lookup, action_key, difference};
 use crate::quant::{Granularity, WeightDtype};
@@ -61,7 +61,7 @@ impl std::fmt::Display for Reason {
 ///
 /// # Errors
 /// The checkpoint or the cache cannot be read.
-pub fn survey(bake: &Bake<'_>, jobs: std::num::NonZeroUsize) -> Result<Vec<Surveyed>> {
+pub fn survey(bake: &Bake<'_>) -> Result<Vec<Surveyed>> {
     bake.checkpoint.check()?;
     let memos = digest_memos(bake.cache, bake.checkpoint)?;
     let next = AtomicUsize::new(0);
@@ -86,7 +86,7 @@ pub fn survey(bake: &Bake<'_>, jobs: std::num::NonZeroUsize) -> Result<Vec<Surve
         Ok(Surveyed { part: planned.part, key, document, cached, reason, bytes })
     };
     std::thread::scope(|scope| {
-        for _ in 0..jobs.get() {
+        for _ in 0..default_jobs().get() {
             scope.spawn(|| {
                 while let Some(planned) = bake.plan.parts.get(next.fetch_add(1, Ordering::SeqCst)) {
                     let result = one(planned);

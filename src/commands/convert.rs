@@ -1,6 +1,5 @@
 //! `anebake convert`
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -9,9 +8,9 @@ use serde::Serialize;
 
 use super::judge::{Judgement, judge};
 use super::lint::{Linted, known_rules, lint_packages, lint_recipe};
-use super::{Opened, default_jobs, smoke, total_size};
+use super::{Opened, smoke, total_size};
 use crate::bake::ends;
-use crate::bake::manifest::BakeManifest;
+use crate::bake::manifest::{BakeManifest, ReadAhead};
 use crate::bake::output::{Contents, Item, Publication, publish};
 use crate::bake::part::Part;
 use crate::bake::pipeline::{Options, Outcome};
@@ -50,29 +49,27 @@ struct Summary<'a> {
 pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let start = Instant::now();
     known_rules(&options.allow)?;
+    let mut ahead = Some(ReadAhead::start(&options.out));
     let recipe = Recipe::load(&options.selection.recipe, &options.selection.sets)?;
     let environment = Environment::find(global.python.as_deref());
     let mut linted = lint_recipe(&recipe, environment.as_ref().ok(), &options.allow)?;
     let (model, engine) = (options.selection.model.as_deref(), options.baker.engine.into());
     let opened = Opened::of(recipe, environment?, model, engine, |layers| options.parts.of(layers), global, ui)?;
-    let run_options =
-        Options { jobs: options.jobs.unwrap_or_else(default_jobs), force: options.force, frozen: options.frozen };
+    let run_options = Options { jobs: options.jobs, force: options.force, frozen: options.frozen };
     let bake = opened.bake(&opened.plan);
     let progress = ui.bake_progress(opened.plan.parts.len());
-    let mut outcomes: BTreeMap<Part, Outcome> =
-        bake.run(run_options, &progress, &|_| true)?.into_iter().map(|outcome| (outcome.part, outcome)).collect();
+    let mut outcomes = bake.run(run_options, &progress, &|_| true)?;
     drop(progress);
     let mut repaired = 0;
     let (published, ends) = loop {
         let ends = ends::files(&bake)?;
-        let list: Vec<Outcome> = outcomes.values().cloned().collect();
         let seconds = start.elapsed().as_secs_f64();
         let Opened { plan, recipe, checkpoint, label, .. } = &opened;
-        let manifest = BakeManifest::new(plan, recipe, checkpoint, label, &list, &ends.files, seconds)?;
-        let mut items: Vec<Item<'_>> = list.iter().map(Item::of).collect::<Result<_>>()?;
+        let manifest = BakeManifest::new(plan, recipe, checkpoint, label, &outcomes, &ends.files, seconds)?;
+        let mut items: Vec<Item<'_>> = outcomes.iter().map(Item::of).collect::<Result<_>>()?;
         let file = |(path, blob): &(String, BlobRef)| Item { path: path.clone(), contents: Contents::File(*blob) };
         items.extend(ends.files.iter().map(file));
-        match publish(&opened.cache, &options.out, manifest, &items, options.parts.only.is_some())? {
+        match publish(&opened.cache, &options.out, manifest, &items, options.parts.only.is_some(), ahead.take())? {
             Publication::Done(published) => break (published, ends),
             Publication::Damaged(damaged) => {
                 repaired += damaged.len();
@@ -85,8 +82,10 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
                 ui.warn(format!("cached files of {} were damaged; baking them again", names.join(", ")));
                 let again = |part: Part| damaged.contains(&part.path());
                 let progress = ui.bake_progress(damaged.len());
-                for outcome in bake.run(run_options, &progress, &again)? {
-                    outcomes.insert(outcome.part, outcome);
+                for mended in bake.run(run_options, &progress, &again)? {
+                    if let Some(outcome) = outcomes.iter_mut().find(|outcome| outcome.part == mended.part) {
+                        *outcome = mended;
+                    }
                 }
             }
         }
@@ -94,7 +93,6 @@ pub(super) fn run(options: &Convert, global: &Global, ui: &Ui) -> Result<ExitCod
     if let Some(why) = &ends.no_tokenizer {
         ui.note(format!("anebake: warning: {why}; the output takes and gives numbers, no text"));
     }
-    let outcomes: Vec<Outcome> = outcomes.into_values().collect();
     if opened.cache.damage_seen() > 0 {
         ui.warn(format!("{} damaged files of the cache were found; they are made anew", opened.cache.damage_seen()));
     }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde_json::json;
 
-use super::{Opened, default_jobs};
+use super::Opened;
 use crate::bake::part::{Part, choose_part};
 use crate::bake::survey::{Reason, survey};
 use crate::cli::{Explain, Global};
@@ -14,7 +14,7 @@ use crate::ui::{Ui, bytes};
 pub(super) fn run(options: &Explain, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let only_part = |layers: usize| Ok(vec![choose_part(&options.part, layers)?]);
     let opened = Opened::new(&options.selection, options.baker.engine.into(), only_part, global, ui)?;
-    for surveyed in survey(&opened.bake(&opened.plan), default_jobs())? {
+    for surveyed in survey(&opened.bake(&opened.plan))? {
         let changes = match &surveyed.reason {
             Some(Reason::Changed(changes)) => changes.as_slice(),
             _ => &[],

@@ -236,11 +236,6 @@ impl From<cli::Engine> for Engine {
     }
 }
 
-/// Threads to use where the user does not say.
-pub(crate) fn default_jobs() -> std::num::NonZeroUsize {
-    std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN)
-}
-
 /// Bytes of all parts.
 pub(crate) fn total_size(outcomes: &[Outcome]) -> u64 {
     outcomes.iter().map(|outcome| outcome.baked.size()).sum()

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{Opened, default_jobs};
+use super::Opened;
 use crate::bake::survey::{Surveyed, survey};
 use crate::cache::Lookup;
 use crate::chain::KvCache;
@@ -43,7 +43,7 @@ struct Part {
 pub(super) fn run(options: &Plan, global: &Global, ui: &Ui) -> Result<ExitCode> {
     let opened =
         Opened::new(&options.selection, options.baker.engine.into(), |layers| options.parts.of(layers), global, ui)?;
-    let parts = survey(&opened.bake(&opened.plan), default_jobs())?;
+    let parts = survey(&opened.bake(&opened.plan))?;
     let missing: Vec<&Surveyed> = parts.iter().filter(|part| part.cached.is_none()).collect();
     let needed: u64 = missing.iter().map(|part| part.bytes).sum();
     let templates = missing.iter().filter_map(|surveyed| {

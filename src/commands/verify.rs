@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{Opened, default_jobs};
+use super::Opened;
 use crate::bake::output::write_package;
 use crate::bake::part::Part;
 use crate::bake::pipeline::Options;
@@ -28,7 +28,7 @@ pub(super) fn run(options: &Verify, global: &Global, ui: &Ui) -> Result<ExitCode
     let Witness::Coremltools = options.against;
     let opened = Opened::new(&options.selection, Engine::Native, |layers| packages(options, layers), global, ui)?;
     let plans = [opened.plan_for(Engine::Native)?, opened.plan_for(Engine::Coremltools)?];
-    let run_options = Options { jobs: default_jobs(), force: false, frozen: false };
+    let run_options = Options { jobs: None, force: false, frozen: false };
     let mut bakes = Vec::new();
     for plan in &plans {
         ui.note(format!("baking with the engine {}", plan.engine.as_str()));

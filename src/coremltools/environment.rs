@@ -130,8 +130,9 @@ impl Environment {
             .with_hint(rebuild(&self.executable))
             .into());
         }
+        let installed = self.installed();
         let version = |package: &str| {
-            self.package_version(package).or_fault(|| {
+            version_among(&installed, package).map(str::to_owned).or_fault(|| {
                 Fault::environment(format!("`{package}` is not installed for `{executable}`")).with_hint(SETUP)
             })
         };
@@ -165,12 +166,19 @@ impl Environment {
 
     /// The version of an installed package, unchecked.
     pub fn package_version(&self, package: &str) -> Option<String> {
-        std::fs::read_dir(&self.site_packages).ok()?.flatten().find_map(|entry| {
-            let name = entry.file_name();
-            let version = name.to_str()?.strip_suffix(".dist-info")?.strip_prefix(package)?.strip_prefix('-')?;
-            Some(version.to_owned())
-        })
+        version_among(&self.installed(), package).map(str::to_owned)
     }
+
+    /// Names of everything in the folder of packages.
+    fn installed(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.site_packages).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+}
+
+/// The version in the name of a package's `dist-info` folder.
+fn version_among<'a>(names: &'a [String], package: &str) -> Option<&'a str> {
+    names.iter().find_map(|name| name.strip_suffix(".dist-info")?.strip_prefix(package)?.strip_prefix('-'))
 }
 
 /// `version` (venv) or `version_info` (virtualenv, uv) of a folder's `pyvenv.cfg`.
