@@ -154,13 +154,10 @@ impl Bake<'_> {
         let wanted: Vec<&PlannedPart> = self.plan.parts.iter().filter(|planned| wanted(planned.part)).collect();
         let memos = digest_memos(self.cache, self.checkpoint)?;
         let mut outcomes = BTreeMap::new();
-        // Where everything hits, threads would cost more than they save.
-        for planned in wanted.iter().filter(|_| !options.force) {
-            let Some(digests) = known_digests(&memos, &planned.tensors) else { continue };
-            let key = self.plan.part_key(planned, &digests);
-            if let Some(outcome) = self.look_up(planned, key, &digests)? {
-                progress.part(planned.part, PartState::Cached);
-                outcomes.insert(planned.part, outcome);
+        if !options.force {
+            for outcome in self.look_up_known(&wanted, &memos)? {
+                progress.part(outcome.part, PartState::Cached);
+                outcomes.insert(outcome.part, outcome);
             }
         }
         let mut missing: Vec<&PlannedPart> =
@@ -175,6 +172,26 @@ impl Bake<'_> {
             .iter()
             .map(|planned| outcomes.remove(&planned.part).context("a part was neither baked nor refused"))
             .collect()
+    }
+
+    /// The parts that are cached, of those whose tensors' digests are known. Where everything hits this is most of the
+    /// work: two threads share it, more would cost more than they save.
+    fn look_up_known(&self, parts: &[&PlannedPart], memos: &[DigestMemo<'_>]) -> Result<Vec<Outcome>> {
+        let look_up = |parts: &[&PlannedPart]| -> Result<Vec<Outcome>> {
+            let found = parts.iter().filter_map(|planned| {
+                let digests = known_digests(memos, &planned.tensors)?;
+                let key = self.plan.part_key(planned, &digests);
+                self.look_up(planned, key, &digests).transpose()
+            });
+            found.collect()
+        };
+        let (front, back) = parts.split_at(parts.len() / 2);
+        std::thread::scope(|scope| {
+            let back = scope.spawn(|| look_up(back));
+            let mut found = look_up(front)?;
+            found.extend(back.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a look-up panicked")))?);
+            Ok(found)
+        })
     }
 
     fn look_up(&self, planned: &PlannedPart, key: ActionKey, digests: &[Digest]) -> Result<Option<Outcome>> {
