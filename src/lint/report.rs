@@ -114,6 +114,11 @@ impl Report {
         self.settle();
     }
 
+    /// Adds what rules found in `packages`.
+    pub(super) fn add_all(&mut self, found: &[(&'static Rule, Found)], packages: &[String]) {
+        found.iter().for_each(|(rule, found)| self.add(rule, packages, found));
+    }
+
     /// Takes what these rules found as wanted.
     pub fn allow(&mut self, ids: &[String]) {
         let ids: BTreeSet<&str> = ids.iter().map(String::as_str).collect();

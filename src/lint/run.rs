@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use super::environment::Tools;
@@ -12,7 +13,7 @@ use super::placement::Estimate;
 use super::recipe::demands_ane;
 use super::report::Program;
 use super::view::PackageView;
-use super::{Check, Found, Report, rules};
+use super::{Check, Found, Report, Rule, rules};
 use crate::bake::manifest;
 use crate::chain;
 use crate::error::{Fault, OrFault};
@@ -93,10 +94,10 @@ pub fn recipe(recipe: &Recipe, tools: Option<&Tools>, ane: bool) -> Report {
 /// It cannot be read.
 pub fn package(path: &Path, ane: bool) -> Result<Report> {
     let mut report = Report::new("package", path.display().to_string(), ane);
-    let opened = Package::open(path)?;
-    let view = PackageView::new(&opened)?;
-    graph_rules(&view, &[], &mut report);
-    package_rules(&view, &[], &mut report);
+    with_view(path, |view| {
+        graph_rules(view, &[], &mut report);
+        report.add_all(&package_rules(view), &[]);
+    })?;
     Ok(report)
 }
 
@@ -156,22 +157,36 @@ fn judge_packages(output: &mut Output, report: &mut Report) {
         }
     }
     for names in &programs {
-        let mut judged_program = false;
-        for name in names {
-            let judged = Package::open(&output.path.join(name)).and_then(|opened| {
-                let view = PackageView::new(&opened)?;
-                output.programs += view.graph.functions.len();
-                if !std::mem::replace(&mut judged_program, true) {
-                    graph_rules(&view, names, report);
+        let read = |name: &String, judge: &mut dyn FnMut(&PackageView<'_>)| {
+            with_view(&output.path.join(name), |view| {
+                judge(view);
+                (view.graph.functions.len(), package_rules(view))
+            })
+        };
+        // The first that can be read shows the program that all have.
+        let mut judged: Vec<Result<_>> = Vec::with_capacity(names.len());
+        while judged.last().is_none_or(Result::is_err) && judged.len() < names.len() {
+            judged.push(read(&names[judged.len()], &mut |view| graph_rules(view, names, report)));
+        }
+        judged.par_extend(names[judged.len()..].par_iter().map(|name| read(name, &mut |_| {})));
+        for (name, judged) in names.iter().zip(judged) {
+            match judged {
+                Ok((functions, found)) => {
+                    output.programs += functions;
+                    report.add_all(&found, std::slice::from_ref(name));
                 }
-                package_rules(&view, std::slice::from_ref(name), report);
-                Ok(())
-            });
-            if let Err(error) = judged {
-                output.unreadable.push((name.clone(), format!("{error:#}")));
+                Err(error) => output.unreadable.push((name.clone(), format!("{error:#}"))),
             }
         }
     }
+}
+
+/// Opens a package, looks at it, and lets go of its weights.
+fn with_view<T>(path: &Path, look: impl FnOnce(&PackageView<'_>) -> T) -> Result<T> {
+    let package = Package::open(path)?;
+    let seen = look(&PackageView::new(&package)?);
+    package.release_weights(usize::MAX);
+    Ok(seen)
 }
 
 /// Tells equal programs.
@@ -192,13 +207,12 @@ fn graph_rules(view: &PackageView<'_>, names: &[String], report: &mut Report) {
     report.programs.push(Program { packages: names.to_vec(), functions: Estimate::of(&view.graph) });
 }
 
-fn package_rules(view: &PackageView<'_>, names: &[String], report: &mut Report) {
-    for rule in rules() {
-        if let Check::Package(check) = rule.check {
-            let mut found = Found::default();
-            check(view, &mut found);
-            report.add(rule, names, &found);
-        }
-    }
-    view.package.release_weights(usize::MAX);
+fn package_rules(view: &PackageView<'_>) -> Vec<(&'static Rule, Found)> {
+    let found = rules().filter_map(|rule| {
+        let Check::Package(check) = rule.check else { return None };
+        let mut found = Found::default();
+        check(view, &mut found);
+        Some((rule, found))
+    });
+    found.collect()
 }
